@@ -57,11 +57,10 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
     pause_init(&fc->pause);
-    fc->missed_pause_due_us = CLOCK_NEVER;
     fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
     fc->expiry.timer = (struct loop_timer){.fire = on_expiry, .arg = fc};
     fleet_reconcile_init(fc);
-    fleet_fence_pause_init(fc);
+    fleet_gate_init(fc);
     if (fleet_proof_init(fc, e) != 0 ||
         upstreams_on_joined(fc->upstreams, fleet_engine_join, fleet_engine_leave, fc, e) != 0) {
         fleet_proof_fini(fc);
@@ -101,8 +100,6 @@ static uint64_t due_locked(const struct fleet_control *fc)
     if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
         s->phase != UPDATE_VERIFYING && s->lease.end_us < due)
         due = s->lease.end_us;
-    if (fc->missed_pause_due_us < due)
-        due = fc->missed_pause_due_us;
     return fc->expiry.running ? CLOCK_NEVER : due;
 }
 
@@ -182,7 +179,6 @@ static void expiry_run(void *arg)
 
     expire_session(fc);
     expire_pause(fc);
-    fleet_send_missed_pauses(fc);
     mtx_lock(&fc->lock);
     fc->expiry.running = false;
     mtx_unlock(&fc->lock);

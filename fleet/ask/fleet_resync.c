@@ -170,7 +170,7 @@ static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream,
     if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
         (info.fenced && check_sleep(&info, state, e) != 0))
         return -1;
-    fleet_fence_pause_suspend(fc, upstream, true);
+    fleet_gate_suspend(fc, upstream, true);
     if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0 ||
         query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
         sleep_if_missed(fc, upstream, &info, state, e) != 0)
@@ -190,7 +190,7 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
     rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0) {
         rc = resync_with_lock(fc, *out, e);
-        fleet_fence_pause_suspend(fc, *out, false);
+        fleet_gate_suspend(fc, *out, false);
     }
     if (rc == 0)
         fleet_proof_want(fc, *out);

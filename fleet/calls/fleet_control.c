@@ -54,12 +54,12 @@ struct fleet *fleet_of(const struct fleet_control *fc)
 
 bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream *upstream)
 {
-    const struct fleet_session *s = fc->session;
+    const struct fleet_session *s = fc->session != NULL ? fc->session : fc->releasing;
 
     for (size_t i = 0; s != NULL && i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
             return !s->parts[i].two_phase && s->prepare_begun &&
-                   (s->parts[i].paused || !part_is_unchanged(&s->parts[i]) ||
+                   (upstream_may_be_paused(upstream) || !part_is_unchanged(&s->parts[i]) ||
                     s->parts[i].own_update == PART_UPDATE_OPEN);
     return false;
 }
@@ -165,7 +165,7 @@ static size_t n_held_locked(struct fleet_control *fc)
     size_t n = 0;
 
     for (size_t i = 0; s != NULL && i < s->n_parts; i++) {
-        if (!s->parts[i].paused)
+        if (!upstream_may_be_paused(s->parts[i].upstream))
             continue;
         fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
         n += info.state == UPSTREAM_SERVING;

@@ -22,10 +22,7 @@
 #include "fleet/want/fleet_reconcile.h"
 #include "http/http_request.h"
 
-enum {
-    FLEET_ENDED_SESSIONS_MAX = 16,       /* updates that ended and can still be queried */
-    FLEET_MISSED_PAUSE_RETRY_US = 500000 /* between attempts to send a missed pause or resume */
-};
+enum { FLEET_ENDED_SESSIONS_MAX = 16 }; /* updates that ended and can still be queried */
 
 /* Why engines are quiesced, besides a pause and a sleep. */
 struct fleet_quiesce {
@@ -35,31 +32,15 @@ struct fleet_quiesce {
     uint64_t order;               /* of the last decision; grows with each */
 };
 
-/* Has an engine the trainer's pause, and did it miss the last pause or resume? */
-struct fleet_paused {
-    bool has;                             /* it took the pause, while there is one */
-    struct fleet_incarnation incarnation; /* then: the process that did */
-    bool missed;     /* it was not reached when the others were paused, or resumed */
-    uint64_t joined; /* join_incarnation, when it was last looked at; 0: never */
+/* The pause and resume of one engine (fleet/want/fleet_gate.c). */
+struct fleet_gate {
+    struct retry retry;
+    bool suspended; /* it must run for a resync */
+    bool for_fence; /* it was paused because it is fenced, which was logged */
+    bool told;      /* the failure of its last request was logged */
 };
 
-/* The pause of an engine that is fenced (fleet/want/fleet_fence_pause.c), of the process
- * `incarnation`. */
-enum fleet_fence_pause_state {
-    FENCE_RUNS,
-    FENCE_PAUSE_IN_DOUBT, /* a request was sent, or another pause ended, and it may be paused */
-    FENCE_PAUSED,
-    FENCE_SUSPENDED /* it must run for a resync */
-};
-struct fleet_fence_pause {
-    enum fleet_fence_pause_state state;
-    uint64_t incarnation;
-    uint64_t due_us; /* no request before */
-    bool held;       /* its pause was logged */
-    bool told;       /* so was the failure of its last request */
-};
-
-struct fleet_fence_pauses {
+struct fleet_gates {
     bool running; /* the job is posted */
 
     struct job job; /* of the loop's thread, and so are the next two */
@@ -98,8 +79,7 @@ struct fleet_reconcilers {
 /* What is known of one upstream beside its state in rotation; a part of it. Guarded by the
  * control's lock, but for what a line says. */
 struct fleet_engine {
-    struct fleet_paused paused;
-    struct fleet_fence_pause fence_pause;
+    struct fleet_gate gate;
     struct fleet_reconciler reconcile;
     struct fleet_prover proof;
     struct fleet_engine_adapters adapters; /* `found` is of the owner of the operation lock */
@@ -130,12 +110,12 @@ struct fleet_control {
     struct fleet_locks locks;
     struct fleet_quiesce quiesce;
     struct fleet_session *session;  /* one reference; NULL: none is open */
+    struct fleet_session *releasing; /* borrowed: it has ended, and its engines are put back to what
+                                        they were; NULL: none */
     struct fleet_session *starting; /* one reference; a copy of it, as it began; NULL: none */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
-    uint64_t missed_pause_due_us; /* the next attempt to reach engines that missed a pause or a
-                                     resume; CLOCK_NEVER: there are none */
-    struct fleet_fence_pauses fence_pauses;
+    struct fleet_gates gates;
     struct fleet_sleep sleep;
     bool wake_in_doubt;      /* of engines that join: the others were woken */
     struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
@@ -183,48 +163,29 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstr
 
 /* ---- pauses ---- */
 
-/* fleet_engine_is_paused_locked - did this engine take the trainer's pause, and is it the same
- * process?
- * fleet_engine_is_held_locked - does the open update keep this engine paused? */
-bool fleet_engine_is_paused_locked(struct fleet_control *fc, struct upstream *upstream);
+/* fleet_engine_is_held_locked - does the open update, or the end of one, keep this engine paused?
+ */
 bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream *upstream);
 
-/* fleet_note_pause_results - a pause or a resume reached these engines, and no others. The others
- * get it when they are back (fleet_send_missed_pauses). No lock held. */
-void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,
-                              size_t n, bool paused);
+/* fleet_gate_watch - from now on pause and resume engines that are not as the others are, or that
+ * are fenced (--pause-fenced). Before upstreams_start, or later. Repeating is harmless.
+ * fleet_gate_drive - that, once. Blocks: for the pause lock, then up to fleet_step_us three times.
+ * No lock held. */
+void fleet_gate_init(struct fleet_control *fc); /* part of fleet_control_new */
+void fleet_gate_watch(struct fleet_control *fc);
+void fleet_gate_drive(struct fleet_control *fc);
 
-/* fleet_note_missed_pause - these engines get the pause or resume of the others later. No lock
- * held.
- */
-void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target *targets,
-                             size_t n);
+/* fleet_gate_is_kept - must a resume for all engines leave this one out? One that is fenced may
+ * have part of an update. With --pause-fenced it counts as paused for its fence. */
+bool fleet_gate_is_kept(struct fleet_control *fc, struct upstream *upstream);
 
-/* fleet_note_joined - engines were added. One that was here before may be paused as it left, or
- * run; if its API does not say which, it counts as having missed the last pause or resume. No lock
- * held.
- */
-void fleet_note_joined(struct fleet_control *fc);
+/* fleet_gate_differs_locked - is it about to be paused or resumed? */
+bool fleet_gate_differs_locked(struct fleet_control *fc, struct upstream *upstream);
 
-/* fleet_fence_pause_watch - with --pause-fenced: from now on pause the engines that are fenced for
- * their weights, and resume them when they are not any more. Before upstreams_start, or later.
- * Repeating is harmless. */
-void fleet_fence_pause_init(struct fleet_control *fc); /* part of fleet_control_new */
-void fleet_fence_pause_watch(struct fleet_control *fc);
-
-/* fleet_fence_keeps_paused_locked - must a resume for all engines leave this one out? One that is
- * fenced may have part of an update. With --pause-fenced it counts as paused for its fence. */
-bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, struct upstream *upstream);
-
-/* fleet_fence_pause_suspend - on: resume an engine that is paused for its fence, and let it run,
- * since a resync makes it generate, unless the fleet is paused by now; off: the resync has ended.
- * Blocks: for the pause lock, then up
- * to 2 s. No lock held. */
-void fleet_fence_pause_suspend(struct fleet_control *fc, struct upstream *upstream, bool on);
-
-/* fleet_send_missed_pauses - send it to those that are back, if that is due. Blocks: for the pause
- * lock, then up to fleet_step_us. No lock held. */
-void fleet_send_missed_pauses(struct fleet_control *fc);
+/* fleet_gate_suspend - on: resume an engine that is paused for its fence, and let it run, since a
+ * resync makes it generate, unless the fleet is paused by now; off: the resync has ended. Blocks:
+ * for the pause lock, then up to 2 s. No lock held. */
+void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, bool on);
 
 /* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
 bool fleet_pause_expired_locked(const struct fleet_control *fc);

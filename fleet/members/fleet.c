@@ -51,13 +51,16 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     memset(u->why, 0, sizeof u->why);
     u->requires_adapters = f->requires_adapters;
     fleet_reset_locked(u, false);
+    if (u->join_incarnation > 0 && upstream_config(u) != NULL && upstream_caps_of(u)->hides_pause)
+        u->have.gate = GATE_UNKNOWN; /* another server may have had it meanwhile */
     u->join_incarnation = u->incarnation;
     u->adapters_incarnation = 0;
     err_clear(&u->missing);
     u->reports_us = u->n_unreported = 0;
     u->n_reports = 0;
-    if (f->quiesced)
-        upstream_state_apply(&u->out, UPSTREAM_ON_PAUSE_MISSED);
+    u->fleet = f;
+    u->quiesced = f->quiesced;
+    u->quiesced_incarnation = 0;
     if (fences)
         u->why[WHY_FENCED] = fenced;
     else if (f->serial > 0)
@@ -241,17 +244,12 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready)
     fleet_change_end(f);
 }
 
-static void clear_pause_missed_locked(const struct fleet *f, struct upstream *u)
-{
-    fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_CLEARED);
-}
-
 void fleet_confirm_quiesced(struct fleet *f, struct upstream *u, uint64_t incarnation)
 {
 
     fleet_change_begin(f);
     if (u->incarnation == incarnation)
-        clear_pause_missed_locked(f, u);
+        u->quiesced_incarnation = incarnation;
     fleet_change_end(f);
 }
 
@@ -265,9 +263,8 @@ void fleet_quiesce(struct fleet *f, bool on, uint64_t order)
     for (size_t i = 0; i < f->list->n && changes; i++) {
         struct upstream *u = f->list->items[i];
 
-        clear_pause_missed_locked(f, u);
-        if (on && !fleet_is_alive(u))
-            fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_MISSED);
+        u->quiesced = on;
+        u->quiesced_incarnation = fleet_is_alive(u) ? u->incarnation : 0;
     }
     if (changes)
         f->quiesced = on;

@@ -25,6 +25,7 @@ struct probe {
     struct probe_peer peer;          /* of the last probe */
     enum api_query query;
     uint64_t weights_epoch; /* when the probe was sent */
+    uint64_t gate_change;   /* the same of have.gate_change */
     uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
     unsigned n_probes, generation_probes_change;
     bool no_token; /* the last generation probe failed */
@@ -36,6 +37,7 @@ struct upstream {
     atomic_uint n_strong;         /* of those: without the ones of upstream_loosen */
     uint64_t number;              /* immutable */
     const char *name;             /* immutable; borrowed; NULL: none */
+    struct fleet *fleet;          /* immutable once it is in a list */
     struct fleet_engine *control; /* owned; immutable once it is in a list; NULL: none */
     void (*control_free)(struct fleet_engine *control);
     struct probe probe; /* of the prober's loop */
@@ -58,7 +60,10 @@ struct upstream {
     bool asleep; /* it was put to sleep with the others and not woken since, also if it was removed
                     in between; false once another process is known there */
 
-    struct engine_have have; /* of the process `incarnation` */
+    struct engine_have have;       /* of the process `incarnation` */
+    bool quiesced;                 /* as struct fleet */
+    uint64_t quiesced_incarnation; /* of the process that is quiesced, or is about to be, with the
+                                      others; the rest of them missed it */
 
     /* What it reported, and what failed (fleet_reports.c). */
     uint64_t probe_ok_us;       /* 0: never */
@@ -204,11 +209,18 @@ static inline bool fleet_has_adapters(const struct upstream *u)
            (u->adapters_incarnation == u->incarnation && u->missing.code == ERR_NONE);
 }
 
+/* fleet_has_missed_pause - are the others quiesced, and it may not be? */
+static inline bool fleet_has_missed_pause(const struct upstream *u)
+{
+    return u->quiesced && u->quiesced_incarnation != u->incarnation && u->have.gate != GATE_PAUSED;
+}
+
 /* fleet_out_reasons - all that keeps it out of rotation: a set of enum upstream_out_reason. */
 static inline unsigned fleet_out_reasons(const struct upstream *u)
 {
     return u->out | (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX ? OUT_PROBES_FAIL : 0) |
            (fleet_has_adapters(u) ? 0 : OUT_ADAPTERS) |
+           (fleet_has_missed_pause(u) ? OUT_PAUSE_MISSED : 0) |
            (u->report.not_ready[0] != '\0' || u->report.held != NULL ? OUT_NOT_READY : 0);
 }
 

@@ -87,12 +87,10 @@ void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op,
 }
 
 /* A new process is not paused, and has neither the adapters nor the state of the old one. */
-static void note_restart_locked(const struct fleet *f, struct upstream *u)
+static void note_restart_locked(struct upstream *u)
 {
     fleet_reset_locked(u, u->report.process[0] != '\0');
     u->asleep = u->asleep && u->report.process[0] == '\0';
-    if (f->quiesced)
-        fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_MISSED);
 }
 
 /* What an earlier report says of the weights is kept for the same process only. */
@@ -111,7 +109,9 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
     if (now.release[0] == '\0' && !restarted)
         memcpy(now.release, u->report.release, sizeof now.release);
     if (restarted)
-        note_restart_locked(f, u);
+        note_restart_locked(u);
+    else
+        have_seen(&u->have, report->gate_change);
     u->label_known = !report->is_stale || (u->label_known && !restarted);
     u->report = now;
     fleet_apply_event(f, u, UPSTREAM_ON_PROBE_OK);
@@ -212,7 +212,7 @@ bool fleet_check_process(struct fleet *f, struct upstream *u, const char *proces
         set_restarted_error(f, &why);
         fleet_set_why(u, WHY_WEIGHTS, &why);
         fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
-        note_restart_locked(f, u);
+        note_restart_locked(u);
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
         u->report.label[0] = u->report.not_ready[0] = u->report.identity[0] = '\0';
         u->report.held = NULL;

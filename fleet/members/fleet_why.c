@@ -13,7 +13,7 @@ static void describe_pause(const struct fleet *f, const struct upstream *u, stru
     if (fleet_is_alive(u))
         (void)err_set(out, ERR_UNSYNCED, "",
                       "it started, or was not reachable, when the others were paused: it serves "
-                      "again when they resume");
+                      "again when it is paused too, or when they resume");
 }
 
 static void describe_adapters(const struct fleet *f, const struct upstream *u, struct err *out)

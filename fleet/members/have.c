@@ -9,11 +9,15 @@ void have_init(struct engine_have *have)
     *have = (struct engine_have){.gate = GATE_NOT_OURS};
 }
 
-/* Calls that are under way end later, at whichever process. */
+void have_seen(struct engine_have *have, uint64_t gate_change)
+{
+    have->gate_asked = have->gate_asked && have->gate_change != gate_change;
+}
+
 void have_reset(struct engine_have *have, bool certain)
 {
-    if (have->n_gate_calls > 0)
-        have->gate = GATE_UNKNOWN; /* the new process may execute it */
+    if (have->gate_asked)
+        have->gate = GATE_UNKNOWN;
     else if (certain)
         have->gate = GATE_RUNNING;
     else if (have->gate == GATE_PAUSED)
@@ -23,6 +27,8 @@ void have_reset(struct engine_have *have, bool certain)
 static void doubt_gate(struct engine_have *have)
 {
     have->gate = GATE_UNKNOWN;
+    have->gate_asked = true;
+    have->gate_change++;
     have->gate_calls_overlap = have->n_gate_calls++ > 0;
 }
 
@@ -44,10 +50,13 @@ static void answer_gate(struct engine_have *have, enum gate_fact now,
 {
     assert(have->n_gate_calls > 0);
     have->n_gate_calls--;
+    have->gate_change++;
     if (!same || have->gate_calls_overlap)
         return;
     if (answer == HAVE_GOOD)
         have->gate = now;
+    if (have->gate == GATE_RUNNING) /* and so does a process that was started since */
+        have->gate_asked = false;
     else if (answer == HAVE_REFUSED)
         have->gate = before->gate;
 }

@@ -30,6 +30,8 @@ struct engine_have {
     /* Pauses and resumes under way. Where two overlap, which came last is not known. */
     unsigned n_gate_calls;
     bool gate_calls_overlap;
+    uint64_t gate_change; /* grows with each call and each answer */
+    bool gate_asked;      /* a call was sent since a report has shown which process is there */
 };
 
 enum have_answer {
@@ -47,7 +49,11 @@ struct have_before {
 /* have_init - nothing is known of the engine: not ours. */
 void have_init(struct engine_have *have);
 
-/* have_reset - begin the facts of another process.
+/* have_seen - the process has reported, and it is the same. @gate_change  when it was asked */
+void have_seen(struct engine_have *have, uint64_t gate_change);
+
+/* have_reset - begin the facts of another process, which may have executed what was sent since the
+ * one before was last seen.
  * @certain  it is another one; false: it may be the same, as it does not name itself */
 void have_reset(struct engine_have *have, bool certain);
 

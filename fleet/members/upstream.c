@@ -94,6 +94,23 @@ bool upstream_is_removed(const struct upstream *u)
     return atomic_load_explicit(&u->removed, memory_order_acquire);
 }
 
+enum gate_fact upstream_gate(const struct upstream *u)
+{
+    enum gate_fact gate;
+
+    mtx_lock(&u->fleet->lock);
+    gate = u->have.gate;
+    mtx_unlock(&u->fleet->lock);
+    return gate;
+}
+
+bool upstream_may_be_paused(const struct upstream *u)
+{
+    enum gate_fact gate = upstream_gate(u);
+
+    return gate == GATE_PAUSED || gate == GATE_UNKNOWN;
+}
+
 void upstream_set_control(struct upstream *u, struct fleet_engine *control,
                           void (*control_free)(struct fleet_engine *control))
 {

@@ -9,6 +9,7 @@
 #define BATON_FLEET_MEMBERS_UPSTREAM_H
 
 #include "fleet/api/upstream_api.h"
+#include "fleet/members/have.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -43,6 +44,13 @@ enum upstream_kind upstream_kind(const struct upstream *u);
 const struct upstream_caps *upstream_caps_of(const struct upstream *u);
 const struct http_target *upstream_target(const struct upstream *u);
 bool upstream_is_removed(const struct upstream *u);
+
+/* upstream_gate - is it paused by this server, as far as its answers say (fleet/members/have.h)?
+ * upstream_may_be_paused - it is, or a request to pause or to resume it has no answer. Threads:
+ * any.
+ */
+enum gate_fact upstream_gate(const struct upstream *u);
+bool upstream_may_be_paused(const struct upstream *u);
 
 /* upstream_set_control - what the control plane knows of it; freed with it. Before it is in a list
  * that other threads have. upstream_control - NULL: there is no control plane. Threads: any. */

@@ -29,9 +29,6 @@ static const struct rule rules[] = {
     {UPSTREAM_ON_SYNCED, 0, OUT_REMOVED, 0, OUT_OTHER_WEIGHTS},
     {UPSTREAM_ON_UNSYNCED, 0, 0, OUT_OTHER_WEIGHTS, 0},
 
-    {UPSTREAM_ON_PAUSE_MISSED, 0, 0, OUT_PAUSE_MISSED, 0},
-    {UPSTREAM_ON_PAUSE_CLEARED, 0, 0, 0, OUT_PAUSE_MISSED},
-
     /* A fence stays until its cause is repaired; what the engine misses later does not change it.
      * If it is put to sleep or woken with the others later, its sleep state is known, but not
      * whether it has their weights. */

@@ -34,14 +34,14 @@ enum upstream_out_reason {
     OUT_UPDATE_FAILED = 1 << 3, /* a fence; at most one of this and the next two */
     OUT_SLEEP_MISSED = 1 << 4,  /* unreachable when the others were put to sleep: it is awake */
     OUT_WAKE_MISSED = 1 << 5,   /* unreachable when the others were woken: it may sleep */
-    OUT_PAUSE_MISSED = 1 << 6,  /* the others are quiesced, and it may not be */
     OUT_AUTH_PROBE = 1 << 7,    /* it rejects our key for probes */
     OUT_AUTH_REQUEST = 1 << 8,  /* it rejects our key for requests of clients */
     OUT_REMOVED = 1 << 9,
-    /* These three are derived from other members (fleet_out_reasons); no event changes them. */
+    /* These are derived from other members (fleet_out_reasons); no event changes them. */
     OUT_PROBES_FAIL = 1 << 10, /* too many status probes in a row have failed */
     OUT_ADAPTERS = 1 << 11,    /* it lacks adapters, or may */
     OUT_NOT_READY = 1 << 12,
+    OUT_PAUSE_MISSED = 1 << 6, /* the others are quiesced, and it may not be */
 
     OUT_UNREACHABLE = OUT_NEVER_REACHED | OUT_DOWN,
     OUT_FENCES = OUT_UPDATE_FAILED | OUT_SLEEP_MISSED | OUT_WAKE_MISSED,
@@ -69,14 +69,12 @@ enum upstream_event {
     UPSTREAM_ON_PROBE_AUTH_FAILED,   /* our key was rejected for a probe */
     UPSTREAM_ON_REQUEST_AUTH_FAILED, /* our key was rejected for a request of a client */
     UPSTREAM_ON_REQUEST_AUTH_OK,
-    UPSTREAM_ON_SYNCED,   /* it has the fleet's version */
-    UPSTREAM_ON_UNSYNCED, /* it has another version, or may have */
-    UPSTREAM_ON_PAUSE_MISSED,
-    UPSTREAM_ON_PAUSE_CLEARED, /* it is quiesced now, or the others have resumed */
-    UPSTREAM_ON_SLEEP_MISSED,  /* the others were put to sleep */
-    UPSTREAM_ON_WAKE_MISSED,   /* the others were woken */
-    UPSTREAM_ON_SLEEP,         /* it was put to sleep with the others */
-    UPSTREAM_ON_WAKE,          /* it was woken with the others */
+    UPSTREAM_ON_SYNCED,       /* it has the fleet's version */
+    UPSTREAM_ON_UNSYNCED,     /* it has another version, or may have */
+    UPSTREAM_ON_SLEEP_MISSED, /* the others were put to sleep */
+    UPSTREAM_ON_WAKE_MISSED,  /* the others were woken */
+    UPSTREAM_ON_SLEEP,        /* it was put to sleep with the others */
+    UPSTREAM_ON_WAKE,         /* it was woken with the others */
     UPSTREAM_ON_UPDATE_FAILED,
     UPSTREAM_ON_UPDATED,  /* it has the new version */
     UPSTREAM_ON_RESYNCED, /* an operator declares that its weights are right */

@@ -20,7 +20,7 @@ enum {
 
 static bool is_to_drain(const struct fleet_part *p)
 {
-    return !p->two_phase && part_takes_part(p) && !p->paused;
+    return !p->two_phase && part_takes_part(p) && upstream_gate(p->upstream) != GATE_PAUSED;
 }
 
 static bool may_wait(struct fleet_control *fc, const struct fleet_session *s)

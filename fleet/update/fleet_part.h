@@ -92,7 +92,6 @@ struct fleet_part {
     enum part_state state;       /* written by part_apply only */
     enum part_update own_update; /* a start and a finish without tensors change nothing there */
     bool may_have_marker;        /* its version is, or may be, our dirty marker */
-    bool paused;                 /* for this update */
     bool removed;   /* its engine was seen removed: it still gets the update, and counts
                        for nothing; an engine that is added again is another one */
     bool committed; /* it has committed the update, though its finish failed: the

@@ -19,6 +19,7 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     fleet_release_unchanged(fc, s, false);
     if (!s->repair)
         fleet_set_updating(fleet_of(fc), false);
+    fleet_end_release(fc);
     fleet_session_release_engines(s);
 }
 

@@ -382,6 +382,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     fleet_keep_list(fc, s->list, s->list_began_us);
     fleet_close_session(fc, s, rc == 0 ? &none : e);
     fleet_release_finished(fc, s); /* a trainer's resume since the first has passed them by */
+    fleet_end_release(fc);
     fleet_report_ended(fc, s, n_done);
     return rc;
 }

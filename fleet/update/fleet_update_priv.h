@@ -25,9 +25,11 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_result
 /* fleet_close_session - end a session, and fence the engines that may have part of it; then it is
  * not the open one any more. No lock held.
  * @why  clean or ERR_NOT_HANDED_OVER: it is committed; else the reason why it is aborted
+ * Its engines stay paused until it has put back what it took from them: fleet_end_release.
  * fleet_report_ended - log and keep the end, after that; of a hand-off only an error, since its
  * update ended in the store, and the hand-off logs its own end. @n_done  engines that serve the new
  * version */
+void fleet_end_release(struct fleet_control *fc);
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why);
 void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s, size_t n_done);
 

@@ -19,27 +19,32 @@ struct release_filter {
     bool dropped; /* only engines that are out */
 };
 
+/* Batons are paused by trainers only. */
+static bool may_be_paused(const struct fleet_part *p)
+{
+    return !p->two_phase && upstream_may_be_paused(p->upstream);
+}
+
 /* Paused for the update, and unchanged. An engine that was fenced before stays paused. */
 static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
 {
     const struct release_filter *l = arg;
 
-    return p->paused && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
+    return may_be_paused(p) && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
            !(l->dropped && part_takes_part(p));
 }
 
 static bool is_finished_paused(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->state == PART_FINISHED && p->paused;
+    return p->state == PART_FINISHED && may_be_paused(p);
 }
 
 static void on_resumed(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
     (void)arg;
-    p->paused = !result_ok(result);
-    if (!p->paused || !part_takes_part(p))
+    if (result_ok(result) || !part_takes_part(p))
         return;
     part_apply(p, PART_ON_RESUME_FAILED);
     part_set_result(p, result->outcome, result->status, &result->why);
@@ -59,12 +64,9 @@ static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
     struct err ignored = {0};
     struct fleet_batch b;
 
-    if (fanout_select(fc, s, &f, &b) == 0)
-        return;
-    if (!fleet_pause_lock_unless_pausing(fc, "the end of an update")) {
-        fleet_note_missed_pause(fc, b.targets, b.n);
-        return;
-    }
+    if (fanout_select(fc, s, &f, &b) == 0 ||
+        !fleet_pause_lock_unless_pausing(fc, "the end of an update"))
+        return; /* they are resumed later (fleet/want/fleet_gate.c) */
     if (may_resume(fc))
         (void)fanout_apply(fc, s, &f, &ignored);
     fleet_pause_unlock(fc);

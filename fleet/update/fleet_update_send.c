@@ -15,35 +15,20 @@
 
 /* before the first byte */
 
-/* An engine that overwrites its weights, and is neither paused for the update nor asleep. */
+/* An engine that overwrites its weights, and neither is paused nor sleeps. Any pause of this
+ * server will do, but for one that is out of step: clients may have resumed it. */
 static bool is_running(const struct fleet_part *p, const void *arg)
 {
     const struct fleet_control *fc = arg;
 
-    return !p->two_phase && part_takes_part(p) && !p->paused && !fc->sleep.weights && !fc->sleep.kv;
-}
-
-/* Engines that the trainer has paused, and that have not been restarted since, need no other
- * pause. */
-static void adopt_trainer_pause(struct fleet_control *fc, struct fleet_session *s)
-{
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-
-        if (is_running(p, fc) && pause_is_held(&fc->pause) && p->before == PART_WAS_IN_STEP &&
-            fleet_engine_is_paused_locked(fc, p->upstream))
-            p->paused = true;
-    }
-    mtx_unlock(&fc->lock);
+    return !p->two_phase && part_takes_part(p) && !fc->sleep.weights && !fc->sleep.kv &&
+           !(p->before == PART_WAS_IN_STEP && upstream_gate(p->upstream) == GATE_PAUSED);
 }
 
 static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
     (void)arg;
-    if (result_ok(result) || result->outcome == FLEET_UNKNOWN)
-        p->paused = true;
     part_drop_failed(p, result);
 }
 
@@ -69,7 +54,6 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
     if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
-        adopt_trainer_pause(fc, s);
         if (fleet_send_packing(fc, s, tensors, e) == 0 &&
             fleet_read_old_labels(fc, s, named, e) == 0)
             rc = fanout_apply(fc, s, &f, e);

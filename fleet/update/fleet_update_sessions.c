@@ -247,6 +247,13 @@ static void note_cut_off_locked(struct fleet_control *fc, struct fleet_session *
     }
 }
 
+void fleet_end_release(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->releasing = NULL;
+    mtx_unlock(&fc->lock);
+}
+
 /* Until the engines that may have part of the update are fenced, the session keeps them from a
  * resume by the trainer (fleet_engine_is_held_locked). */
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
@@ -268,6 +275,7 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
         fc->session = NULL;
+        fc->releasing = s;
         fleet_session_end(s);
     }
     mtx_unlock(&fc->lock);

@@ -260,7 +260,7 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
 
         if (!p->two_phase && part_takes_part(p))
             list[n++] = (struct fleet_cache_reset){.upstream = p->upstream,
-                                                   .paused = p->paused,
+                                                   .paused = upstream_may_be_paused(p->upstream),
                                                    .preempt = fleet_recomputes_kv(fc),
                                                    .given_up = s->given_up};
     }

@@ -71,22 +71,8 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
     fleet_reschedule(fc);
 }
 
-/* An engine that does not answer in time gets the resume later. */
-static void apply_undone(struct fleet_control *fc, const struct fleet_result *results, size_t n)
-{
-    struct fleet_target missed[FLEET_MAX];
-    size_t n_missed = 0;
-
-    for (size_t i = 0; i < n; i++)
-        if (results[i].outcome == FLEET_REFUSED)
-            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
-        else if (!result_ok(&results[i]))
-            missed[n_missed++] = (struct fleet_target){.upstream = results[i].upstream};
-    if (n_missed > 0)
-        fleet_note_missed_pause(fc, missed, n_missed);
-}
-
-/* Resume the engines that paused, or may have; not those that the open update keeps paused. */
+/* Resume the engines that paused, or may have; not those that the open update keeps paused. One
+ * that does not answer in time gets the resume later (fleet/want/fleet_gate.c). */
 static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
     struct fleet_target targets[FLEET_MAX];
@@ -98,30 +84,27 @@ static void resume_paused(struct fleet_control *fc, const struct fleet_result *r
     for (size_t i = 0; i < n; i++)
         if (fleet_result_may_have_run(&results[i]) &&
             !fleet_engine_is_held_locked(fc, results[i].upstream) &&
-            !fleet_fence_keeps_paused_locked(fc, results[i].upstream))
+            !fleet_gate_is_kept(fc, results[i].upstream))
             targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
     mtx_unlock(&fc->lock);
     if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) != 0)
         return;
-    apply_undone(fc, undone, n_targets);
+    for (size_t i = 0; i < n_targets; i++)
+        if (undone[i].outcome == FLEET_REFUSED)
+            fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
     fleet_results_free(undone, n_targets);
 }
 
-/* Move the results of engines that went down meanwhile to `down`: those count as down before.
- * Returns how many results are left. */
-static size_t split_off_down(struct fleet_result *results, size_t n, struct fleet_target *down,
-                             size_t *n_down)
+/* Engines that went down meanwhile count as down before. Returns how many results are left. */
+static size_t drop_down(struct fleet_result *results, size_t n)
 {
     size_t n_kept = 0;
 
-    *n_down = 0;
     for (size_t i = 0; i < n; i++)
-        if (results[i].outcome == FLEET_UNKNOWN && results[i].why.code == ERR_UNSYNCED) {
-            down[(*n_down)++] = (struct fleet_target){.upstream = results[i].upstream};
+        if (results[i].outcome == FLEET_UNKNOWN && results[i].why.code == ERR_UNSYNCED)
             fleet_result_fini(&results[i]);
-        } else {
+        else
             results[n_kept++] = results[i];
-        }
     return n_kept;
 }
 
@@ -140,7 +123,6 @@ static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *r
     bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
-        fleet_note_pause_results(fc, results, n, true);
         if (p->aborts)
             fleet_end_aborted(fc);
         if (acknowledge_pause(fc, p->n_aborted + fleet_results_sum(results, n, "aborted")))
@@ -179,7 +161,6 @@ static int pause_engines(struct fleet_control *fc, const struct upstream_list *a
                          struct fleet_result **results, size_t *n, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
-    size_t n_down = 0;
     int rc;
 
     if (fleet_reachable_quorum(fc, all, p->args, targets, n, e) != 0)
@@ -190,11 +171,9 @@ static int pause_engines(struct fleet_control *fc, const struct upstream_list *a
     rc = fleet_request(fc, API_PAUSE, targets, *n, left_us(deadline_us) + PAUSE_GRACE_US, results,
                        e);
     if (rc == 0) {
-        *n = split_off_down(*results, *n, targets, &n_down);
+        *n = drop_down(*results, *n);
         rc = evaluate_pause(fc, *results, *n, p, e);
     }
-    if (rc != 0 && n_down > 0)
-        fleet_note_missed_pause(fc, targets, n_down);
     fleet_suspend_generation_probes(fc, false);
     return rc;
 }
@@ -279,7 +258,7 @@ static size_t select_resumable(struct fleet_control *fc, const struct upstream_l
 
         mtx_lock(&fc->lock);
         paused = fleet_engine_is_held_locked(fc, alive[i].upstream) ||
-                 fleet_fence_keeps_paused_locked(fc, alive[i].upstream);
+                 fleet_gate_is_kept(fc, alive[i].upstream);
         mtx_unlock(&fc->lock);
         if (!paused)
             targets[n_targets++] = alive[i];
@@ -313,49 +292,28 @@ static void note_resume_failed(struct fleet_control *fc)
     fleet_reschedule(fc);
 }
 
-/* Which engines that do not take part in a resume get one all the same. The caller holds the lock
- * of the fleet's control. */
-typedef bool resume_filter(struct fleet_control *fc, const struct upstream_info *info,
-                           struct upstream *upstream);
-
 /* An engine that an earlier server left paused, and that does not report it, is down because it
- * makes no token for a probe. */
-static bool is_down_paused(struct fleet_control *fc, const struct upstream_info *info,
-                           struct upstream *upstream)
+ * makes no token for a probe. Its reply does not matter: the next probe finds out what the resume
+ * did. */
+static void resume_down(struct fleet_control *fc, const struct upstream_list *all)
 {
-    (void)fc;
-    return !info->removed && upstream_caps_of(upstream)->hides_pause && !info->alive &&
-           !info->fenced && info->probe_ok_us != 0;
-}
-
-/* Requests that still run at an engine that was removed may end. */
-static bool is_removed_paused(struct fleet_control *fc, const struct upstream_info *info,
-                              struct upstream *upstream)
-{
-    return info->removed && info->alive && fleet_engine_is_paused_locked(fc, upstream);
-}
-
-/* Their replies do not matter: the next probe finds out what the resume did. */
-static void resume_others(struct fleet_control *fc, const struct upstream_list *all,
-                          resume_filter *filter, uint64_t timeout_us)
-{
-    size_t n_targets = 0;
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct upstream_info info;
     struct err ignored = {0};
+    size_t n_targets = 0;
 
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < all->n; i++) {
-        struct upstream *it = all->items[i];
-
-        fleet_info(fleet_of(fc), it, &info);
-        mtx_lock(&fc->lock);
-        if (filter(fc, &info, it) && !fleet_engine_is_held_locked(fc, it))
-            targets[n_targets++] = (struct fleet_target){.upstream = it};
-        mtx_unlock(&fc->lock);
+        fleet_info(fleet_of(fc), all->items[i], &info);
+        if (!info.removed && upstream_caps_of(all->items[i])->hides_pause && !info.alive &&
+            !info.fenced && info.probe_ok_us != 0 &&
+            !fleet_engine_is_held_locked(fc, all->items[i]))
+            targets[n_targets++] = (struct fleet_target){.upstream = all->items[i]};
     }
+    mtx_unlock(&fc->lock);
     if (n_targets > 0 &&
-        fleet_request(fc, API_RESUME, targets, n_targets, timeout_us, &results, &ignored) == 0)
+        fleet_request(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US, &results, &ignored) == 0)
         fleet_results_free(results, n_targets);
 }
 
@@ -370,10 +328,8 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
         return -1;
     all = upstreams_list(fc->upstreams);
     *n = select_resumable(fc, all, targets);
-    resume_others(fc, all, is_removed_paused, FLEET_STEP_US);
     rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
     if (rc == 0) {
-        fleet_note_pause_results(fc, *results, *n, false);
         *was = note_resume(fc);
     } else {
         note_resume_failed(fc);
@@ -382,7 +338,7 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
         if (!result_ok(&(*results)[i]))
             fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
     if (rc == 0)
-        resume_others(fc, all, is_down_paused, RESUME_DOWN_US);
+        resume_down(fc, all);
     fleet_resume_unlock(fc);
     upstream_list_unref(all);
     return rc;

@@ -129,9 +129,8 @@ void fleet_reconcile_start(struct fleet_control *fc)
         publish(fc, all->items[i]);
     }
     upstream_list_unref(all);
-    fleet_note_joined(fc);
     fleet_proof_watch(fc);
-    fleet_fence_pause_watch(fc);
+    fleet_gate_watch(fc);
 }
 
 void fleet_reconcile_all(struct fleet_control *fc)
@@ -206,6 +205,7 @@ static bool may_start_locked(struct fleet_control *fc, struct upstream *upstream
 
     return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX && retry_is_due(&f->retry) &&
            !fc->sleep.weights && !fc->sleep.kv && !fleet_engine_is_held_locked(fc, upstream) &&
+           !fleet_gate_differs_locked(fc, upstream) &&
            (f->stale.code != ERR_NONE ||
             fleet_adapters_has_task(&fc->adapters, &fleet_engine(upstream)->adapters));
 }

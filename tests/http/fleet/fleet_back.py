@@ -513,18 +513,37 @@ def sleep_hangs():
 
 
 def back_while_still():
-    """It was not paused: also before the first update it serves only once the others are resumed."""
+    """It was not paused: also before the first update it serves only once it is, or the others are resumed."""
     for stop, go in (("/v1/pause", "/v1/resume"), ("/v1/sleep", "/v1/wake")):
         with Fleet(*[WHICH] * 3, min_ready=2) as f:
             d = f.doubles[1]
             f.front.post(stop)
+            d.order("pause", "close_before", times=0)
             restart(f, d)
             until(lambda: f"it is told: {of(f, d)}", lambda: of(f, d)["state"] == "unsynced")
             f.stays("serving", "unsynced", "serving")
             assert "when they resume" in of(f, d)["error"]["message"], of(f, d)
-            f.front.post(go)
+            d.good("DELETE", "/fault?on=pause")
+            assert all(ok_of(f.front.post(go)))
             f.wait(*["serving"] * 3)
             assert f.pauses() == [None] * 3
+
+
+def paused_while_still():
+    """One that is restarted or added while the others are paused is paused like them, and counts as they do."""
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        d = f.doubles[1]
+        f.front.post("/v1/pause")
+        restart(f, d)
+        until(lambda: f"it is paused: {f.pauses()}", lambda: f.pauses() == ["keep"] * 3)
+        f.wait(*["serving"] * 3)
+        f.front.post("/v1/upstreams/remove", {"upstream": d.url})
+        reboot(d)
+        f.front.post("/v1/upstreams", {"upstream": f"{d.url},{d.dialect}"})
+        until(lambda: f"it is paused: {f.pauses()}", lambda: f.pauses() == ["keep"] * 3)
+        f.front.post("/v1/resume")
+        f.wait(*["serving"] * 3)
+        assert f.pauses() == [None] * 3
 
 
 def removed_while_paused():
@@ -771,7 +790,7 @@ def main():
         told("sent_before_it_joined", sent_before_it_joined)
         told("sent_to_an_earlier_server", sent_to_an_earlier_server)
     for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs,
-              back_while_still, removed_while_paused, named_within_update):
+              back_while_still, paused_while_still, removed_while_paused, named_within_update):
         told(p.__name__, p)
     left = {"baton": (left_paused, left_asleep, updated_while_left_paused, left_open),
             "vllm": (left_paused, left_asleep, updated_while_left_paused), "sglang": (left_paused_unseen,)}

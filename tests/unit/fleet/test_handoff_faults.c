@@ -425,13 +425,13 @@ static void run(unsigned seed)
     for (unsigned k = 0; k < n_events; k++) {
         happens(k == 0 ? COMMIT : (enum happening)draw(HAPPENINGS));
         let_run((uint64_t)draw(3000000));
-        fleet_send_missed_pauses(w.fc);
+        fleet_gate_drive(w.fc);
     }
     faults_end();
     do {
         let_run(QUIET_US);
         probe_all();
-        fleet_send_missed_pauses(w.fc);
+        fleet_gate_drive(w.fc);
     } while (!all_are_right() && ++n < QUIET_ROUNDS);
     if (!all_are_right())
         fail_now("not every engine is right at the end");
