@@ -236,13 +236,6 @@ PUSH = "/update_weights_from_tensor"  # of no update's name, and with tensors of
 UNREAD = {"serialized_named_tensors": ["bm8gcGlja2xl"] * 2}
 
 
-def probed(f):
-    """The new process has been seen: else it seems to restart within the next update."""
-    n = [d.state()["requests"] for d in f.doubles]
-    until("it is probed", lambda: all(d.state()["requests"] >= k + 3 for d, k in zip(f.doubles, n)))
-    until("it answered", lambda: not {"down", None} & set(f.states()))
-
-
 def restarted_within(f):
     """The rest of a push is refused that an engine's restart cut off: it would be served as if it were the whole."""
     f.front.post("/pause_generation")
@@ -251,7 +244,7 @@ def restarted_within(f):
     reboot(f.doubles[0])
     status, said = f.front.ask("POST", PUSH, UNREAD)
     assert status == 502 and "restarted" in said["message"], said
-    probed(f)
+    f.probed()  # else it seems to restart within the next update
 
 
 def rest_of_it(f):
@@ -276,7 +269,7 @@ def rest_by_names(f):
         f.doubles[0].must_be_fresh = False
         status, said = f.front.ask("POST", "/update_weights", {"update_info": dict(two, **handles)})
         assert status == 502, said
-        probed(f)
+        f.probed()
         for chunk in (one, two) if again else (two,):
             f.front.post("/update_weights", {"update_info": dict(chunk, **handles)})
         status, said = f.front.ask("POST", "/resume")
@@ -294,6 +287,7 @@ def rest_of_one_begun(f):
         f.front.post("/begin_weight_update", {})
         f.front.post(PUSH, UNREAD)
         f.front.post("/end_weight_update", {})
+        f.front.post("/continue_generation")  # until then it has missed the pause, if a probe found it away
         f.wait("serving")
 
 
@@ -309,6 +303,7 @@ def begun_again(f):
     f.front.post("/pause_generation")
     f.front.post(PUSH, UNREAD)
     reboot(f.doubles[0])
+    f.probed()  # it is down before, if a probe found it away
     f.front.post("/pause_generation")  # by another rank, late
     status, said = f.front.ask("POST", PUSH, UNREAD)
     assert status == 502, said
