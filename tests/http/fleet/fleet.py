@@ -171,17 +171,6 @@ class World:
         until(lambda: f"{d.url} is one of {states}: {self.front.upstreams()[d.url]}",
               lambda: self.state_of(d) in states)
 
-    def wait_heard(self, d):
-        """A word of it, whatever its state. The first may be of before an update had ended, and is not believed then;
-        the second was asked for after that."""
-        for _ in range(2):
-            since = time.monotonic()
-
-            def heard(since=since):
-                ago = self.front.upstreams()[d.url]["last_heard_s"]
-                return ago is not None and ago < time.monotonic() - since
-            until(lambda: f"{d.url} is heard: {self.front.upstreams()[d.url]}", heard)
-
     def check_no_traffic(self):
         """Who is not in rotation gets none, while the others go on."""
         out = [d for d in self.doubles if d.process.returncode is None and self.state_of(d) != "serving"]
@@ -361,8 +350,7 @@ def case(w, phase, fault, at):
     states = [w.state_of(x) for x in w.doubles]
     w.check_harm(mark, victims, phase)
     victims = [w.revive(v) for v in victims]
-    for v in victims:
-        w.wait_heard(v)
+    w.front.probed(*[v.url for v in victims])
     w.update_all(w.fresh("step"))
     upstreams = w.settle()
     assert all(u["state"] == "serving" for u in upstreams.values()), upstreams
@@ -403,8 +391,7 @@ def random_round(w, dice):
     else:
         assert said.step is not None, said
         w.versions.never(label)
-    for d in broken:
-        w.wait_heard(d)
+    w.front.probed(*[d.url for d in broken])
     upstreams = w.settle()
     if any(fault == "blink" for _, _, fault in faults):
         w.versions.end("step-0")
@@ -413,8 +400,7 @@ def random_round(w, dice):
         nobody = len(out) == N and r.status == 503
         assert r.kind == "whole" or nobody or any(r.blames(d.url) for d in {*broken, *out}), w.versions.told(r)
     if dice.random() < 0.3 or len(out) > N - MIN_READY:
-        for d in out:
-            w.wait_heard(d)
+        w.front.probed(*[d.url for d in out])
         w.update_all(w.fresh("step"))
         w.settle()
     w.check_once()
@@ -426,8 +412,7 @@ def chaos(w, n_rounds, seed):
     dice = random.Random(seed)
     for _ in range(n_rounds):
         random_round(w, dice)
-    for d in w.doubles:
-        w.wait_heard(d)
+    w.front.probed(*[d.url for d in w.doubles])
     w.update_all(w.fresh("step"))
     assert all(u["state"] == "serving" for u in w.settle().values())
 

@@ -99,16 +99,8 @@ class Fleet:
     def wait(self, *states):
         until(lambda: f"{states}: {self.front.upstreams()}", lambda: self.states() == list(states))
 
-    def heard_since(self, at):
-        asked = time.monotonic()
-        heard = [self.front.upstreams()[d.url]["last_heard_s"] for d in self.doubles]
-        return all(ago is not None and asked - ago > at for ago in heard)
-
     def probed(self):
-        """Each has answered a whole status probe that was sent after this began: the second that ends after it."""
-        for _ in range(2):
-            began = time.monotonic()
-            until("they are probed", lambda: self.heard_since(began))
+        self.front.probed(*[d.url for d in self.doubles])
 
     def stays(self, *states):
         self.probed()

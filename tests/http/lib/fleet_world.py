@@ -108,6 +108,18 @@ class Server:
         """By name."""
         return {u["upstream"]: u for u in self.status()["upstreams"]["list"]}
 
+    def probed(self, *urls):
+        """Each has answered a status probe that was sent after this began: the second that ends after it. The first may
+        be of before an update had ended, and is not believed then."""
+        for _ in range(2):
+            began = time.monotonic()
+            until(lambda: f"{urls} are probed: {self.upstreams()}", lambda: self._heard_since(began, urls))
+
+    def _heard_since(self, at, urls):
+        asked, known = time.monotonic(), self.upstreams()  # the age is of after `asked`
+        ages = [known[url]["last_heard_s"] for url in urls]
+        return all(age is not None and asked - age > at for age in ages)
+
     def ready(self):
         return self.ask("GET", "/health/ready")[0] == 200
 
