@@ -204,7 +204,7 @@ def mark_lost(f):
     for fault, acts in (("hang", False), ("close_after", True), ("late", True)):
         before = f.versions()[bad]
         f.clean()
-        f.doubles[bad].order("mark", fault, ms=900)
+        f.doubles[bad].order("mark", fault, ms=fleet_control.TIMEOUT_MS + 300)
         step, _, said = f.update(next(LABELS))
         assert step is None and ok_of(said) == one_but(n, bad, False, True), (fault, step, said)
         f.wait(*one_but(n, bad, "fenced", "serving"))
