@@ -52,6 +52,11 @@ for preset in "${presets[@]}"; do
   run_tests "$preset" || failed+=("$preset")
   mapfile -t -O ${#skipped[@]} skipped < <(not_run "$preset")
 done
+# n_tests PRESET
+n_tests() { ctest --preset "$1" -N | sed -n 's/^Total Tests: //p'; }
+if [[ " ${presets[*]} " == *" asan "*" tsan "* ]]; then
+  echo "tests that run without ThreadSanitizer only: $(($(n_tests asan) - $(n_tests tsan))) of $(n_tests asan)"
+fi
 echo "checks that did not run: ${#skipped[@]}"
 if ((${#skipped[@]} > 0)); then
   printf '  %s\n' "${skipped[@]}"
