@@ -21,6 +21,7 @@ enum event {
     EVENT_RESUME,
     EVENT_SECOND_UPDATE,
     EVENT_SEND,
+    EVENT_GATES,
     EVENTS
 };
 
@@ -155,6 +156,10 @@ static void happen(enum event event)
         break;
     case EVENT_SEND:
         send_beside();
+        break;
+    case EVENT_GATES:
+        w.now_us += 1000000; /* what failed is tried again */
+        fleet_gate_drive(w.fc);
         break;
     case EVENTS:
         break;

@@ -1,0 +1,133 @@
+/* The facts of an engine's process: what a request makes unknown, and what makes it known again. */
+#include "fleet/members/have.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static struct engine_have have;
+static struct have_before before;
+
+static int setup(void **state)
+{
+    (void)state;
+    have_init(&have);
+    return 0;
+}
+
+static void ask(enum api_op op, enum have_answer answer)
+{
+    have_doubt(&have, op, &before);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    have_answer(&have, op, &before, answer, true);
+}
+
+static void test_only_an_answer_makes_it_known(void **state)
+{
+    (void)state;
+    assert_int_equal(have.gate, GATE_NOT_OURS);
+    ask(API_PAUSE, HAVE_REFUSED);
+    assert_int_equal(have.gate, GATE_NOT_OURS);
+    ask(API_PAUSE, HAVE_GOOD);
+    assert_int_equal(have.gate, GATE_PAUSED);
+    ask(API_RESUME, HAVE_REFUSED);
+    assert_int_equal(have.gate, GATE_PAUSED);
+    ask(API_RESUME, HAVE_LOST);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_RESUME, HAVE_REFUSED);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_RESUME, HAVE_GOOD);
+    assert_int_equal(have.gate, GATE_RUNNING);
+}
+
+static void test_other_operations_leave_it(void **state)
+{
+    (void)state;
+    ask(API_PAUSE, HAVE_GOOD);
+    for (int op = 0; op < API_OPS; op++) {
+        if (op == API_PAUSE || op == API_RESUME)
+            continue;
+        have_doubt(&have, (enum api_op)op, &before);
+        assert_int_equal(have.gate, GATE_PAUSED);
+        have_answer(&have, (enum api_op)op, &before, HAVE_LOST, true);
+        assert_int_equal(have.gate, GATE_PAUSED);
+    }
+}
+
+/* A resume that overtakes a pause: which of them the engine did last is not known. */
+static void test_two_that_overlap_leave_it_unknown(void **state)
+{
+    struct have_before pause, resume;
+
+    (void)state;
+    have_doubt(&have, API_PAUSE, &pause);
+    have_doubt(&have, API_RESUME, &resume);
+    have_answer(&have, API_RESUME, &resume, HAVE_GOOD, true);
+    have_answer(&have, API_PAUSE, &pause, HAVE_GOOD, true);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_RESUME, HAVE_GOOD);
+    assert_int_equal(have.gate, GATE_RUNNING);
+}
+
+static void test_an_answer_of_the_process_before_says_nothing(void **state)
+{
+    (void)state;
+    have_doubt(&have, API_PAUSE, &before);
+    have_reset(&have, true);
+    assert_int_equal(have.gate, GATE_UNKNOWN); /* the new one may execute it */
+    have_answer(&have, API_PAUSE, &before, HAVE_GOOD, false);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+}
+
+/* The new process may have got what was sent since the one before was last seen. */
+static void test_another_process_runs_if_nothing_was_sent_to_it(void **state)
+{
+    uint64_t asked;
+
+    (void)state;
+    ask(API_PAUSE, HAVE_GOOD);
+    have_reset(&have, true);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_PAUSE, HAVE_GOOD);
+    asked = have.gate_change;
+    have_seen(&have, asked - 1); /* by a probe that was sent before */
+    have_reset(&have, true);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_PAUSE, HAVE_GOOD);
+    have_seen(&have, have.gate_change);
+    have_reset(&have, true);
+    assert_int_equal(have.gate, GATE_RUNNING);
+    ask(API_RESUME, HAVE_GOOD); /* at whichever process, it runs */
+    have_reset(&have, true);
+    assert_int_equal(have.gate, GATE_RUNNING);
+}
+
+static void test_one_that_may_be_another_keeps_what_is_so_in_both(void **state)
+{
+    (void)state;
+    have_reset(&have, false);
+    assert_int_equal(have.gate, GATE_NOT_OURS);
+    ask(API_RESUME, HAVE_GOOD);
+    have_reset(&have, false);
+    assert_int_equal(have.gate, GATE_RUNNING);
+    ask(API_PAUSE, HAVE_GOOD);
+    have_seen(&have, have.gate_change);
+    have_reset(&have, false);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_only_an_answer_makes_it_known, setup),
+        cmocka_unit_test_setup(test_other_operations_leave_it, setup),
+        cmocka_unit_test_setup(test_two_that_overlap_leave_it_unknown, setup),
+        cmocka_unit_test_setup(test_an_answer_of_the_process_before_says_nothing, setup),
+        cmocka_unit_test_setup(test_another_process_runs_if_nothing_was_sent_to_it, setup),
+        cmocka_unit_test_setup(test_one_that_may_be_another_keeps_what_is_so_in_both, setup),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
