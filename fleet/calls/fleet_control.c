@@ -58,9 +58,9 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream
 
     for (size_t i = 0; s != NULL && i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
-            return !s->parts[i].two_phase && s->prepare_begun &&
-                   (upstream_may_be_paused(upstream) || !part_is_unchanged(&s->parts[i]) ||
-                    s->parts[i].own_update == PART_UPDATE_OPEN);
+            return !s->parts[i].two_phase && s->pausing &&
+                   (part_takes_part(&s->parts[i]) || s->parts[i].may_have_marker ||
+                    !part_is_unchanged(&s->parts[i]) || s->parts[i].own_update == PART_UPDATE_OPEN);
     return false;
 }
 
@@ -164,7 +164,7 @@ static size_t n_held_locked(struct fleet_control *fc)
     struct upstream_info info;
     size_t n = 0;
 
-    for (size_t i = 0; s != NULL && i < s->n_parts; i++) {
+    for (size_t i = 0; s != NULL && s->pausing && i < s->n_parts; i++) {
         if (!upstream_may_be_paused(s->parts[i].upstream))
             continue;
         fleet_info(fleet_of(fc), s->parts[i].upstream, &info);

@@ -37,7 +37,7 @@ struct fleet_gate {
     struct retry retry;
     bool suspended; /* it must run for a resync */
     bool for_fence; /* it was paused because it is fenced, which was logged */
-    bool told;      /* the failure of its last request was logged */
+    bool told;      /* its last request failed, which was logged */
 };
 
 struct fleet_gates {
@@ -109,10 +109,10 @@ struct fleet_control {
     struct cnd changed; /* a lock was released, or a session changed */
     struct fleet_locks locks;
     struct fleet_quiesce quiesce;
-    struct fleet_session *session;  /* one reference; NULL: none is open */
+    struct fleet_session *session;   /* one reference; NULL: none is open */
     struct fleet_session *releasing; /* borrowed: it has ended, and its engines are put back to what
                                         they were; NULL: none */
-    struct fleet_session *starting; /* one reference; a copy of it, as it began; NULL: none */
+    struct fleet_session *starting;  /* one reference; a copy of it, as it began; NULL: none */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
     struct fleet_gates gates;
@@ -169,7 +169,7 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream
 
 /* fleet_gate_watch - from now on pause and resume engines that are not as the others are, or that
  * are fenced (--pause-fenced). Before upstreams_start, or later. Repeating is harmless.
- * fleet_gate_drive - that, once. Blocks: for the pause lock, then up to fleet_step_us three times.
+ * fleet_gate_drive - that, once. Blocks: for the pause lock, then up to three times 2 s.
  * No lock held. */
 void fleet_gate_init(struct fleet_control *fc); /* part of fleet_control_new */
 void fleet_gate_watch(struct fleet_control *fc);

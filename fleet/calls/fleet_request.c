@@ -111,6 +111,7 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
 
     for (size_t i = 0; i < n; i++) {
         struct api_request *r = &calls[i].request;
+        enum upstream_kind kind = upstream_kind(targets[i].upstream); /* may change meanwhile */
 
         calls[i].target = upstream_target(targets[i].upstream);
         calls[i].timeout_us = targets[i].timeout_us > 0 ? targets[i].timeout_us : timeout_us;
@@ -119,9 +120,8 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
         calls[i].given_up = targets[i].given_up;
         calls[i].upstream = targets[i].upstream;
         if ((w->kind == WHAT_QUERY
-                 ? api_make_query(r, upstream_kind(targets[i].upstream), w->query, e)
-                 : make_op(r, fc, upstream_kind(targets[i].upstream), op_of(w, &targets[i]),
-                           &targets[i], &last[upstream_kind(targets[i].upstream)], e)) == 0)
+                 ? api_make_query(r, kind, w->query, e)
+                 : make_op(r, fc, kind, op_of(w, &targets[i]), &targets[i], &last[kind], e)) == 0)
             continue;
         while (i-- > 0)
             api_request_fini(&calls[i].request);

@@ -58,7 +58,8 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     err_clear(&u->missing);
     u->reports_us = u->n_unreported = 0;
     u->n_reports = 0;
-    u->fleet = f;
+    if (u->fleet == NULL) /* one that is added again has it already, and readers */
+        u->fleet = f;
     u->quiesced = f->quiesced;
     u->quiesced_incarnation = 0;
     if (fences)

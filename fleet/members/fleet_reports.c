@@ -78,12 +78,21 @@ void fleet_doubt(struct fleet *f, struct upstream *u, enum api_op op, struct hav
     mtx_unlock(&f->lock);
 }
 
+/* Only whether an engine is paused keeps it out of rotation by itself. */
 void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op,
                   const struct have_before *before, enum have_answer answer)
 {
-    fleet_change_begin(f);
+    bool changes = op == API_PAUSE || op == API_RESUME;
+
+    if (changes)
+        fleet_change_begin(f);
+    else
+        mtx_lock(&f->lock);
     have_answer(&u->have, op, before, answer, before->incarnation == u->incarnation);
-    fleet_change_end(f);
+    if (changes)
+        fleet_change_end(f);
+    else
+        mtx_unlock(&f->lock);
 }
 
 /* A new process is not paused, and has neither the adapters nor the state of the old one. */

@@ -35,7 +35,7 @@ struct engine_have {
 };
 
 enum have_answer {
-    HAVE_LOST,    /* none came: it was executed, or not, or it will be */
+    HAVE_LOST,    /* none came, or of an error of its own: it was executed, or not, or it will be */
     HAVE_REFUSED, /* not executed, or not sent */
     HAVE_GOOD
 };

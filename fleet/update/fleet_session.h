@@ -42,6 +42,7 @@ struct fleet_session {
     const bool *given_up; /* atomic, borrowed: its requests end once it is true; NULL: never */
     bool starting;        /* the engines have yet to start it */
     bool prepare_begun;   /* engines that overwrite their weights are paused, or are being paused */
+    bool pausing;         /* that has been sent to them, or is about to be */
     bool prepared;        /* they are paused, have the dirty marker, and have started */
     char label[VERSION_LABEL_MAX + 1];
     /* Static: from the start, or from the first request that names one; NULL: none does. */

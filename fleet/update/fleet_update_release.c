@@ -16,6 +16,7 @@ static bool may_resume(struct fleet_control *fc)
 }
 
 struct release_filter {
+    struct fleet_control *fc;
     bool dropped; /* only engines that are out */
 };
 
@@ -25,13 +26,13 @@ static bool may_be_paused(const struct fleet_part *p)
     return !p->two_phase && upstream_may_be_paused(p->upstream);
 }
 
-/* Paused for the update, and unchanged. An engine that was fenced before stays paused. */
+/* Paused for the update, and unchanged. An engine that is fenced, or was before, stays paused. */
 static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
 {
     const struct release_filter *l = arg;
 
     return may_be_paused(p) && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
-           !(l->dropped && part_takes_part(p));
+           !(l->dropped && part_takes_part(p)) && !fleet_gate_is_kept(l->fc, p->upstream);
 }
 
 static bool is_finished_paused(const struct fleet_part *p, const void *arg)
@@ -74,7 +75,7 @@ static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
 
 void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct release_filter all = {.dropped = false};
+    struct release_filter all = {.fc = fc};
 
     if (may_resume(fc))
         resume_parts(fc, s, is_finished_paused, &all);
@@ -113,7 +114,7 @@ static bool must_close(const struct fleet_part *p, const void *arg)
 
 void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    struct release_filter l = {.dropped = dropped};
+    struct release_filter l = {.fc = fc, .dropped = dropped};
     const struct fanout close = {
         .op = API_FINISH_UPDATE, .select = must_close, .on_result = on_closed, .arg = &l};
     struct err ignored = {0};
@@ -121,6 +122,7 @@ void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, 
     assert(fleet_owns_update_lock(fc));
     (void)fanout_apply(fc, s, &close, &ignored);
     fleet_clear_dirty_markers(fc, s, dropped);
-    resume_parts(fc, s, is_unchanged_paused, &l);
+    if (s->pausing)
+        resume_parts(fc, s, is_unchanged_paused, &l);
     fleet_fence_parts(fc, s);
 }

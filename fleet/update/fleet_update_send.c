@@ -55,8 +55,12 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
     fleet_proof_await(fc);
     if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
         if (fleet_send_packing(fc, s, tensors, e) == 0 &&
-            fleet_read_old_labels(fc, s, named, e) == 0)
+            fleet_read_old_labels(fc, s, named, e) == 0) {
+            mtx_lock(&fc->lock);
+            s->pausing = true;
+            mtx_unlock(&fc->lock);
             rc = fanout_apply(fc, s, &f, e);
+        }
         fleet_pause_unlock(fc);
     }
     fleet_proof_release(fc, NULL);

@@ -19,10 +19,11 @@
 #include <string.h>
 
 enum {
-    GATE_INTERVAL_US = 250000,      /* between two looks at all engines */
-    GATE_RETRY_US = 500000,         /* between two requests to one engine */
-    GATE_FENCE_RETRY_US = 2000000,  /* the same for its fence: a report after the first shows it */
-    GATE_FENCE_TIMEOUT_US = 2000000 /* a trainer's pause waits for these requests */
+    GATE_INTERVAL_US = 250000,     /* between two looks at all engines */
+    GATE_RETRY_US = 500000,        /* after the first request to one engine that failed ... */
+    GATE_RETRY_MAX_US = 10000000,  /* ... and at most */
+    GATE_FENCE_RETRY_US = 2000000, /* after a pause for its fence: the next report shows it */
+    GATE_TIMEOUT_US = 2000000      /* a trainer's pause or resume waits for these requests */
 };
 
 enum step { STEP_NONE, STEP_PAUSE_FENCED, STEP_PAUSE, STEP_RESUME };
@@ -53,10 +54,13 @@ static bool is_held_by_client(const struct upstream_info *info)
            !fleet_is_dirty_marker(info->report.label);
 }
 
-/* Was it resumed at the engine itself? A report from before the pause may say so too: then it is
+/* Was it resumed at the engine itself, or has another pause of a baton replaced this one, which the
+ * next server would not know for its own? A report from before the pause may say so too: then it is
  * paused twice. */
 static bool was_resumed(const struct upstream *upstream, const struct upstream_info *info)
 {
+    if (upstream_caps_of(upstream)->two_phase)
+        return !info->report.held_by_fence;
     return !upstream_caps_of(upstream)->hides_pause && info->report.held == NULL;
 }
 
@@ -74,13 +78,26 @@ static enum step step_of_fenced(const struct fleet_control *fc, struct upstream 
     return STEP_PAUSE_FENCED;
 }
 
-/* One that was removed gets only the end of what this server began. */
+/* One that was removed gets only the end of what this server began, and once: no probe tells
+ * whether it answers. */
+static enum step step_of_removed(const struct fleet_control *fc, struct upstream *upstream,
+                                 const struct upstream_info *info)
+{
+    const struct fleet_gate *g = &fleet_engine(upstream)->gate;
+    bool ours = info->have.gate == GATE_PAUSED || info->have.gate == GATE_UNKNOWN;
+
+    return ours && !pause_is_held(&fc->pause) && (!info->fenced || g->for_fence) && !g->told
+               ? STEP_RESUME
+               : STEP_NONE;
+}
+
 static enum step step_of_other(const struct fleet_control *fc, const struct upstream_info *info)
 {
-    bool by_earlier = info->have.gate == GATE_NOT_OURS && info->report.held_by_fence;
+    bool by_earlier = fc->cfg.pause_fenced && info->have.gate == GATE_NOT_OURS &&
+                      info->report.held_by_fence;
 
     if (pause_is_held(&fc->pause))
-        return info->removed || info->have.gate == GATE_PAUSED ? STEP_NONE : STEP_PAUSE;
+        return info->have.gate == GATE_PAUSED ? STEP_NONE : STEP_PAUSE;
     return info->have.gate == GATE_PAUSED || info->have.gate == GATE_UNKNOWN || by_earlier
                ? STEP_RESUME
                : STEP_NONE;
@@ -98,7 +115,11 @@ static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstr
         return STEP_NONE;
     if (is_paused_for_fence(fc, &info))
         return step_of_fenced(fc, upstream, &info);
-    if ((info.fenced && !info.removed) || fc->sleep.weights || fc->sleep.kv)
+    if (fc->sleep.weights || fc->sleep.kv)
+        return STEP_NONE;
+    if (info.removed)
+        return step_of_removed(fc, upstream, &info);
+    if (info.fenced)
         return STEP_NONE;
     return step_of_other(fc, &info);
 }
@@ -163,14 +184,14 @@ static void mark(struct fleet_control *fc, const struct fleet_target *targets, s
         if (must_mark(fc, targets[i].upstream))
             marked[n_read++] = (struct fleet_target){.upstream = targets[i].upstream,
                                                      .args = &marker};
-    if (n_read > 0 && fleet_query(fc, API_GET_VERSION, marked, n_read, GATE_FENCE_TIMEOUT_US,
-                                  &results, &ignored) == 0) {
+    if (n_read > 0 && fleet_query(fc, API_GET_VERSION, marked, n_read, GATE_TIMEOUT_US, &results,
+                                  &ignored) == 0) {
         for (size_t i = 0; i < n_read; i++)
             if (is_expected(fc, &results[i]))
                 marked[n_marked++] = marked[i];
         fleet_results_free(results, n_read);
-        if (n_marked > 0 && fleet_request(fc, API_SET_VERSION, marked, n_marked,
-                                          GATE_FENCE_TIMEOUT_US, &results, &ignored) == 0)
+        if (n_marked > 0 && fleet_request(fc, API_SET_VERSION, marked, n_marked, GATE_TIMEOUT_US,
+                                          &results, &ignored) == 0)
             fleet_results_free(results, n_marked);
     }
 }
@@ -187,45 +208,54 @@ static void log_step(const char *event, const struct fleet_result *result)
     log_event(&r);
 }
 
-/* An engine that refuses what the others did is in another state than they are. */
-static void fence_refused(struct fleet_control *fc, const struct fleet_result *result)
+/* An engine that refuses the resume of the others is in another state than they are; one that
+ * refuses their pause is out of rotation, and is asked again. */
+static void note_state(struct fleet_control *fc, enum step step, const struct fleet_result *result)
 {
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), result->upstream, &info);
-    if (result->outcome == FLEET_REFUSED && !info.fenced)
+    if (step == STEP_RESUME && result->outcome == FLEET_REFUSED && !info.fenced)
         fleet_fence(fleet_of(fc), result->upstream, &result->why);
+    if (step == STEP_PAUSE && info.have.gate == GATE_PAUSED)
+        fleet_confirm_quiesced(fleet_of(fc), result->upstream, info.incarnation);
 }
 
 /* Each failure of one engine in a row is logged once. */
 static void apply(struct fleet_control *fc, enum step step, const struct fleet_result *result)
 {
     struct fleet_gate *g = &fleet_engine(result->upstream)->gate;
-    uint64_t wait_us = step == STEP_PAUSE_FENCED ? GATE_FENCE_RETRY_US : GATE_RETRY_US;
-    bool ok = result_ok(result), fenced = step == STEP_PAUSE_FENCED, tells;
+    bool ok = result_ok(result), fenced = step == STEP_PAUSE_FENCED, ends, tells;
+    const char *event;
 
-    fence_refused(fc, result);
+    note_state(fc, step, result);
     mtx_lock(&fc->lock);
-    tells = (fenced || g->for_fence) && (ok ? !fenced || !g->for_fence : !g->told);
+    ends = step == STEP_RESUME && g->for_fence;
+    event = fenced ? "upstream.fence_paused"
+            : ends ? "upstream.fence_resumed"
+                   : "upstream.pause_missed";
+    tells = ok ? ends || (fenced && !g->for_fence) : !g->told;
     g->told = !ok;
-    if (ok)
-        g->for_fence = fenced;
-    retry_clear(&g->retry);
+    if (ok) {
+        g->for_fence = fenced || (g->for_fence && !ends);
+        retry_clear(&g->retry);
+    }
     if (!ok || fenced)
-        retry_failed(&g->retry, wait_us, wait_us);
+        retry_failed(&g->retry, fenced ? GATE_FENCE_RETRY_US : GATE_RETRY_US,
+                     fenced ? GATE_FENCE_RETRY_US : GATE_RETRY_MAX_US);
     mtx_unlock(&fc->lock);
     if (tells)
-        log_step(step == STEP_RESUME ? "upstream.fence_resumed" : "upstream.fence_paused", result);
+        log_step(event, result);
 }
 
 static void send_step(struct fleet_control *fc, enum step step, const struct fleet_target *targets,
-                      size_t n, uint64_t timeout_us)
+                      size_t n)
 {
     struct fleet_result *results = NULL;
     struct err ignored = {0};
 
     if (n == 0 || fleet_request(fc, step == STEP_RESUME ? API_RESUME : API_PAUSE, targets, n,
-                                timeout_us, &results, &ignored) != 0)
+                                GATE_TIMEOUT_US, &results, &ignored) != 0)
         return;
     for (size_t i = 0; i < n; i++)
         apply(fc, step, &results[i]);
@@ -245,8 +275,7 @@ static void send_steps(struct fleet_control *fc, const struct upstream_list *all
     trainers = (struct api_pause){.mode = fc->pause.mode, .reject = fc->pause.reject};
     mtx_unlock(&fc->lock);
     for (enum step step = STEP_PAUSE_FENCED; step <= STEP_RESUME; step++)
-        send_step(fc, step, targets, select_targets(fc, all, step, &args[step], targets),
-                  step == STEP_PAUSE_FENCED ? GATE_FENCE_TIMEOUT_US : fleet_step_us(fc));
+        send_step(fc, step, targets, select_targets(fc, all, step, &args[step], targets));
 }
 
 void fleet_gate_drive(struct fleet_control *fc)
@@ -342,7 +371,7 @@ void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, boo
         !fleet_pause_lock_unless_pausing(fc, "a resync"))
         return;
     if (!fleet_is_paused(fc)) /* by a trainer, meanwhile */
-        send_step(fc, STEP_RESUME, &target, 1, GATE_FENCE_TIMEOUT_US);
+        send_step(fc, STEP_RESUME, &target, 1);
     fleet_pause_unlock(fc);
 }
 
