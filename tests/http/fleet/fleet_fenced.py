@@ -90,6 +90,10 @@ def clients(f):
 def next_server(f):
     """A server that starts knows it: by the marker, or by whose pause it is."""
     f.fence()
+    f.front.post("/v1/pause")  # which replaces the fence's at a baton
+    f.front.post("/v1/resume")
+    if WHICH == "baton":
+        until("it is the fence's", lambda: f.doubles[0].ask("GET", "/v1/status")[1]["pause"]["owner"] == "baton:fenced")
     f.again()
     if WHICH == "baton":  # it says truly what it serves, which is not what the others do
         f.wait("unsynced", "serving", "serving")

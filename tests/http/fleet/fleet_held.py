@@ -1,0 +1,88 @@
+"""What an update, its end or a fence holds is not resumed, and what none of them holds is.
+
+Usage: as fleet_control.py, vllm or sglang.
+"""
+
+import os
+import signal
+import time
+
+from fleet_control import BROADCAST, LABELS, WHICH, Fleet
+from fleet_world import until
+
+
+def begin(f):
+    if f.tensors() is BROADCAST:
+        f.init()
+    return {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+
+
+def torn_and_removed():
+    """One with half of an update goes nowhere: its weights are none."""
+    with Fleet(*[WHICH] * 3, min_ready=1) as f:
+        mine, d = begin(f), f.doubles[1]
+        f.front.post("/v1/update_weights", dict(f.part(0), **mine))
+        f.front.post("/v1/upstreams/remove", {"upstream": d.url})
+        f.front.post("/v1/update_weights/abort", mine)
+        time.sleep(1)
+        assert f.pauses()[1] and not d.journal("resume"), (f.pauses(), d.journal("resume"))
+
+
+def removed_and_gone():
+    """A removed one that does not answer keeps neither pauses nor resumes waiting, and is asked once."""
+    with Fleet(*[WHICH] * 3, min_ready=1) as f:
+        d = f.doubles[1]
+        f.front.post("/v1/pause")
+        f.front.post("/v1/upstreams/remove", {"upstream": d.url})
+        os.kill(d.process.pid, signal.SIGSTOP)
+        f.front.post("/v1/resume")
+        time.sleep(3)  # a request to it takes 2 s
+        for _ in range(8):
+            began = time.monotonic()
+            f.front.post("/v1/pause")
+            f.front.post("/v1/resume")
+            assert time.monotonic() - began < 1.9, time.monotonic() - began
+            time.sleep(0.2)
+        os.kill(d.process.pid, signal.SIGCONT)
+        time.sleep(1)
+        assert len(d.journal("resume")) == 1, d.journal("resume")
+
+
+def dropped():
+    """One that refused the tensors runs on, and a trainer's pause and resume reach it."""
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        mine = begin(f)
+        f.doubles[2].order("update", "status", status=413)
+        f.front.post("/v1/update_weights", dict(f.part(0), **mine))
+        until(lambda: f"it runs: {f.pauses()}", lambda: f.pauses()[2] is None)
+        f.front.post("/v1/pause")
+        assert f.pauses()[2], f.pauses()
+        f.front.post("/v1/resume")
+        assert f.pauses()[2] is None and all(f.pauses()[:2]), f.pauses()
+        f.front.post("/v1/update_weights/finish", mine)
+        f.wait("serving", "serving", "unsynced")
+        assert f.pauses() == [None] * 3, f.pauses()
+
+
+def fenced_in_an_update():
+    """The abort of an update that has touched nothing leaves alone what is paused for its fence."""
+    with Fleet(*[WHICH] * 3, min_ready=1, options=("--pause-fenced",)) as f:
+        d = f.doubles[0]
+        f.update_all()
+        mine = begin(f)
+        f.front.post("/v1/pause")
+        d.order("resume", "status", status=503)
+        f.front.ask("POST", "/v1/resume", {})
+        until(lambda: f"it is paused: {f.pauses()}", lambda: f.front.upstreams()[d.url]["fence_paused"])
+        n = len(d.journal("resume"))
+        f.front.post("/v1/update_weights/abort", mine)
+        time.sleep(0.5)
+        assert f.pauses()[0] and len(d.journal("resume")) == n, (f.pauses(), d.journal("resume"))
+
+
+def main():
+    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update:
+        case()
+
+
+main()
