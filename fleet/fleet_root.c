@@ -25,7 +25,6 @@ int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
 
     if (engine == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an upstream");
-    engine->update_in_doubt = true; /* an earlier server may have left one open */
     mtx_lock(&fc->lock);
     engine->wake_in_doubt = fc->wake_in_doubt;
     fleet_adapters_join(&fc->adapters, &engine->adapters);
@@ -81,7 +80,6 @@ void fleet_control_free(struct fleet_control *fc)
     for (size_t i = 0; i < FLEET_ENDED_SESSIONS_MAX; i++)
         fleet_session_unref(fc->ended[i]);
     fleet_spec_unref(fc->spec);
-    fleet_session_unref(fc->cut_off);
     fleet_transfer_clear(&fc->transfer);
     fleet_adapters_fini(&fc->adapters);
     fleet_proof_fini(fc);

@@ -59,7 +59,7 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream
     for (size_t i = 0; s != NULL && i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
             return !s->parts[i].two_phase && s->pausing &&
-                   (part_takes_part(&s->parts[i]) || s->parts[i].may_have_marker ||
+                   (!s->parts[i].out || s->parts[i].may_have_marker ||
                     !part_is_unchanged(&s->parts[i]) || s->parts[i].own_update == PART_UPDATE_OPEN);
     return false;
 }

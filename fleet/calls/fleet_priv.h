@@ -87,8 +87,7 @@ struct fleet_engine {
     struct retry repair; /* of the hand-off's thread */
 
     /* written by the owner of the operation lock or abort lock; no lock */
-    bool update_in_doubt; /* a baton: it may have an update open that no session knows */
-    bool wake_in_doubt;   /* it may be asleep, though the others were woken */
+    bool wake_in_doubt; /* it may be asleep, though the others were woken */
 };
 
 static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)
@@ -117,12 +116,11 @@ struct fleet_control {
     struct pause pause;                                    /* the trainer's */
     struct fleet_gates gates;
     struct fleet_sleep sleep;
-    bool wake_in_doubt;      /* of engines that join: the others were woken */
-    struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
-    const char *coverage;    /* static: of the last committed update; NULL: there was none */
-    struct fleet_session
-        *cut_off; /* one reference: a push that requests cannot name, aborted before
-                     its trainer ended it; NULL: none, or fleet_begin_push came */
+    bool wake_in_doubt;            /* of engines that join: the others were woken */
+    struct fleet_spec *spec;       /* one reference; NULL: the model's tensors are not known */
+    const char *coverage;          /* static: of the last committed update; NULL: there was none */
+    struct fleet_session *cut_off; /* of `ended`: a push that requests cannot name, aborted before
+                                      its trainer ended it; NULL: none, or fleet_begin_push came */
     struct fleet_transfer transfer;
     struct fleet_adapters adapters;
     struct fleet_reconcilers reconcile;

@@ -6,7 +6,7 @@
 
 void have_init(struct engine_have *have)
 {
-    *have = (struct engine_have){.gate = GATE_NOT_OURS};
+    *have = (struct engine_have){.gate = GATE_NOT_OURS, .own = OWN_NOT_OURS};
 }
 
 void have_seen(struct engine_have *have, uint64_t gate_change)
@@ -16,6 +16,8 @@ void have_seen(struct engine_have *have, uint64_t gate_change)
 
 void have_reset(struct engine_have *have, bool certain)
 {
+    if (have->own == OWN_OPEN)
+        have->own = OWN_UNKNOWN;
     if (have->gate_asked)
         have->gate = GATE_UNKNOWN;
     else if (certain)
@@ -35,10 +37,16 @@ static void doubt_gate(struct engine_have *have)
 void have_doubt(struct engine_have *have, enum api_op op, struct have_before *before)
 {
     before->gate = have->gate;
+    before->own = have->own;
     switch (op) {
     case API_PAUSE:
     case API_RESUME:
         doubt_gate(have);
+        break;
+    case API_START_UPDATE:
+    case API_FINISH_UPDATE:
+    case API_ABORT_UPDATE:
+        have->own = OWN_UNKNOWN;
         break;
     default:
         break;
@@ -61,6 +69,13 @@ static void answer_gate(struct engine_have *have, enum gate_fact now,
         have->gate = before->gate;
 }
 
+static void answer_own(struct engine_have *have, enum own_fact now,
+                       const struct have_before *before, enum have_answer answer, bool same)
+{
+    if (same && answer != HAVE_LOST)
+        have->own = answer == HAVE_GOOD ? now : before->own;
+}
+
 void have_answer(struct engine_have *have, enum api_op op, const struct have_before *before,
                  enum have_answer answer, bool same)
 {
@@ -70,6 +85,13 @@ void have_answer(struct engine_have *have, enum api_op op, const struct have_bef
         break;
     case API_RESUME:
         answer_gate(have, GATE_RUNNING, before, answer, same);
+        break;
+    case API_START_UPDATE:
+        answer_own(have, OWN_OPEN, before, answer, same);
+        break;
+    case API_FINISH_UPDATE:
+    case API_ABORT_UPDATE:
+        answer_own(have, OWN_CLOSED, before, answer, same);
         break;
     default:
         break;

@@ -24,8 +24,17 @@ enum gate_fact {
     GATE_PAUSED
 };
 
+/* An engine's own update, of those that keep one (batons). */
+enum own_fact {
+    OWN_UNKNOWN,
+    OWN_NOT_OURS, /* an earlier server may have left one open */
+    OWN_CLOSED,
+    OWN_OPEN
+};
+
 struct engine_have {
     enum gate_fact gate;
+    enum own_fact own;
 
     /* Pauses and resumes under way. Where two overlap, which came last is not known. */
     unsigned n_gate_calls;
@@ -44,6 +53,7 @@ enum have_answer {
 struct have_before {
     uint64_t incarnation; /* of the engine's process (upstream_info) */
     enum gate_fact gate;
+    enum own_fact own;
 };
 
 /* have_init - nothing is known of the engine: not ours. */

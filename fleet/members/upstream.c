@@ -111,6 +111,33 @@ bool upstream_may_be_paused(const struct upstream *u)
     return gate == GATE_PAUSED || gate == GATE_UNKNOWN;
 }
 
+enum own_fact upstream_own(const struct upstream *u)
+{
+    enum own_fact own;
+
+    mtx_lock(&u->fleet->lock);
+    own = u->have.own;
+    mtx_unlock(&u->fleet->lock);
+    return own;
+}
+
+void upstream_note_closed(struct upstream *u)
+{
+    mtx_lock(&u->fleet->lock);
+    u->have.own = OWN_CLOSED;
+    mtx_unlock(&u->fleet->lock);
+}
+
+bool upstream_is_fenced(const struct upstream *u)
+{
+    bool fenced;
+
+    mtx_lock(&u->fleet->lock);
+    fenced = fleet_is_out(u, OUT_FENCES);
+    mtx_unlock(&u->fleet->lock);
+    return fenced;
+}
+
 void upstream_set_control(struct upstream *u, struct fleet_engine *control,
                           void (*control_free)(struct fleet_engine *control))
 {

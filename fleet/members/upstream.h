@@ -52,6 +52,13 @@ bool upstream_is_removed(const struct upstream *u);
 enum gate_fact upstream_gate(const struct upstream *u);
 bool upstream_may_be_paused(const struct upstream *u);
 
+bool upstream_is_fenced(const struct upstream *u); /* as in upstream_info */
+
+/* upstream_own - its own update, as far as answers say.
+ * upstream_note_closed - it reports that none is open. Threads: any. */
+enum own_fact upstream_own(const struct upstream *u);
+void upstream_note_closed(struct upstream *u);
+
 /* upstream_set_control - what the control plane knows of it; freed with it. Before it is in a list
  * that other threads have. upstream_control - NULL: there is no control plane. Threads: any. */
 void upstream_set_control(struct upstream *u, struct fleet_engine *control,

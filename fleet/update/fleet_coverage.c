@@ -169,15 +169,6 @@ static int read_pickles(struct fleet_names *out, const struct api_tensors *from,
     return -1;
 }
 
-/* Batons check what they get: what cannot be read here is sent to them all the same. */
-static int read_for_batons(struct fleet_names *out, const struct api_tensors *tensors)
-{
-    out->seen = tensors->list != NULL;
-    if (out->seen)
-        out->tensor_list = tensor_list_ref(tensors->list);
-    return 0;
-}
-
 int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
                      const struct fleet_session *s, const struct fleet_tensors *t, struct err *e)
 {
@@ -189,11 +180,10 @@ int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
     mtx_lock(&fc->lock);
     out->n_unread = s->coverage->n_unread;
     mtx_unlock(&fc->lock);
-    if (!fleet_session_overwrites(s))
-        return read_for_batons(out, tensors);
-    if (tensors->serialized)
+    if (fleet_session_overwrites(s) && tensors->serialized)
         return read_pickles(out, tensors, s->sharded, e);
-    if (tensors->by_path)
+    /* Batons check what they get: what cannot be read here is sent to them all the same. */
+    if (fleet_session_overwrites(s) ? tensors->by_path : tensors->list == NULL)
         return 0;
     if (tensors->list == NULL && t->list_error.code == ERR_NONE)
         return err_set(e, ERR_BAD_REQUEST, "/names",
@@ -408,8 +398,7 @@ void fleet_coverage_free(struct fleet_coverage *c)
 static bool rejects_repeats(const struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++)
-        if (part_needs_start(&s->parts[i]) && !s->parts[i].no_process_id &&
-            part_takes_part(&s->parts[i]))
+        if (part_needs_start(&s->parts[i]) && !s->parts[i].no_process_id && !s->parts[i].out)
             return true;
     return false;
 }
@@ -552,6 +541,7 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
                          struct err *e)
 {
     struct fleet_coverage *c = s->coverage;
+    char what[COVER_NAME_MAX + 32] = "";
     const char *name;
     struct err why;
     bool unread, rest;
@@ -569,19 +559,18 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
     mtx_unlock(&fc->lock);
     if (name == NULL && !unread)
         return 0;
+    if (name != NULL)
+        (void)snprintf(what, sizeof what, "'%.*s'%s", utf8_cut(name, COVER_NAME_MAX), name,
+                       rest ? "" : "; the last error: ");
     if (rest)
         return err_set(
             e, ERR_INCOMPLETE, "",
-            "%.300s; what that one had did not come again (%s%.*s%s): send all tensors in "
-            "one update",
-            why.msg, name != NULL ? "'" : "tensors of unknown names",
-            name != NULL ? utf8_cut(name, COVER_NAME_MAX) : 0, name != NULL ? name : "",
-            name != NULL ? "'" : "");
+            "%.300s; what that one had did not come again (%s): send all tensors in one update",
+            why.msg, name != NULL ? what : "tensors of unknown names");
     return err_set(e, ERR_INCOMPLETE, "",
-                   "tensors of this update were refused and did not come again (%s%.*s%s%.250s): "
-                   "send the update again",
-                   name != NULL ? "'" : "", name != NULL ? utf8_cut(name, COVER_NAME_MAX) : 0,
-                   name != NULL ? name : "", name != NULL ? "'; the last error: " : "", why.msg);
+                   "tensors of this update were refused and did not come again (%s%.250s): send "
+                   "the update again",
+                   what, why.msg);
 }
 
 /* Do the batons that have verified the update know all names of their model? One in front of

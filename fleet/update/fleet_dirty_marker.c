@@ -33,84 +33,32 @@ static bool refuses_labels(const struct fleet_result *result)
     return found && result->outcome == FLEET_REFUSED;
 }
 
-static bool has_our_marker(const struct fleet_part *p)
-{
-    return strcmp(p->reported_label, p->update_id) == 0;
-}
-
-/* A client's abort waits for these requests. */
-static uint64_t undo_timeout_us(struct fleet_control *fc)
-{
-    uint64_t step_us = fleet_step_us(fc);
-
-    return step_us < FLEET_ABORT_US ? step_us : FLEET_ABORT_US;
-}
-
-/* Reads the version that the engine reports (p->reported_label). The result becomes FLEET_SKIPPED
- * if its API has none. The caller holds the lock. */
+/* The result becomes FLEET_SKIPPED if the engine's API has no version. The caller holds the lock.
+ */
 static void read_label(struct fleet_part *p, struct fleet_result *result)
 {
     const char *text = result->text != NULL ? result->text : "";
     struct err why = {0};
 
-    p->reported_label[0] = '\0';
-    if (refuses_labels(result) || (result->outcome == FLEET_OK &&
-                                   api_read_version(p->reported_label, upstream_kind(p->upstream),
-                                                    text, result->text_len, &why) != 0))
+    p->label[0] = '\0';
+    if (refuses_labels(result) ||
+        (result->outcome == FLEET_OK &&
+         api_read_version(p->label, upstream_kind(p->upstream), text, result->text_len, &why) != 0))
         result->outcome = FLEET_SKIPPED;
+    p->label_read = result->outcome == FLEET_OK;
+}
+
+static bool has_our_marker(const struct fleet_part *p)
+{
+    return part_reports(p, p->update_id);
 }
 
 /* ---- before the first byte ---- */
 
-static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
-{
-    (void)part;
-    (void)arg;
-    if (refuses_labels(result))
-        return;
-    p->may_have_marker = fleet_result_may_have_run(result);
-    if (result->outcome == FLEET_UNKNOWN)
-        part_apply(p, PART_ON_DOUBT); /* the request may still be executed at any time */
-    part_drop_failed(p, result);
-}
-
-/* The server is stopping, so the answers are lost, and each request may have been executed. */
-static void markers_in_doubt(struct fleet_control *fc, struct fleet_session *s,
-                             const struct part_set *of)
-{
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (of->has[i] && part_takes_part(&s->parts[i])) {
-            s->parts[i].may_have_marker = true;
-            part_apply(&s->parts[i], PART_ON_DOUBT);
-        }
-    mtx_unlock(&fc->lock);
-}
-
-static bool takes_part(const struct fleet_part *p, const void *arg)
+static bool needs_marker(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return part_takes_part(p);
-}
-
-int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
-                            const struct part_set *named, struct err *e)
-{
-    char marker[sizeof FLEET_DIRTY_MARKER + UPDATE_ID_MAX];
-    const struct api_args args = {.label = marker};
-    const struct fanout f = {.op = API_SET_VERSION,
-                             .args = &args,
-                             .only = named,
-                             .select = takes_part,
-                             .on_result = on_marker_set};
-    int rc;
-
-    assert(fleet_owns_update_lock(fc));
-    (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
-    rc = fanout_apply(fc, s, &f, e);
-    if (rc != 0 && e->code == ERR_DRAINING)
-        markers_in_doubt(fc, s, named);
-    return rc;
+    return !p->two_phase && !p->out && !p->may_have_marker;
 }
 
 /* Not the marker of another server, and not a version that is too long to be set: those stay. */
@@ -119,306 +67,247 @@ static bool can_be_restored(const char *label)
     return !fleet_is_dirty_marker(label) && strlen(label) < API_VERSION_MAX;
 }
 
-static bool needs_marker(const struct fleet_part *p, const void *arg)
+static void on_old_label(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
-    return !p->two_phase && part_takes_part(p) && !p->may_have_marker;
-}
-
-static void on_old_label(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
-{
-    struct part_set *named = arg;
-
     read_label(p, result);
     if (can_be_restored(p->old_label))
-        memcpy(p->old_label, p->reported_label, sizeof p->old_label);
-    named->has[part] = result->outcome == FLEET_OK;
+        memcpy(p->old_label, p->label, sizeof p->old_label);
     part_drop_failed(p, result);
 }
 
-int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct part_set *named,
-                          struct err *e)
+int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = needs_marker,
-                             .on_result = on_old_label,
-                             .arg = named};
+                             .on_result = on_old_label};
 
-    assert(fleet_owns_update_lock(fc));
-    return fanout_apply(fc, s, &f, e);
+    return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
+}
+
+static bool can_have_marker(const struct fleet_part *p, const void *arg)
+{
+    return needs_marker(p, arg) && p->label_read;
+}
+
+static void on_marker_set(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    (void)arg;
+    if (refuses_labels(result))
+        return;
+    p->may_have_marker = fleet_result_may_have_run(result);
+    p->label_read = false;
+    if (result->outcome == FLEET_UNKNOWN)
+        p->weights = PART_TORN; /* the request may still be executed at any time */
+    part_drop_failed(p, result);
+}
+
+int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    char marker[sizeof FLEET_DIRTY_MARKER + UPDATE_ID_MAX];
+    const struct api_args args = {.label = marker};
+    const struct fanout f = {.op = API_SET_VERSION,
+                             .args = &args,
+                             .select = can_have_marker,
+                             .on_result = on_marker_set};
+
+    (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
+    return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
 
 /* ---- when no byte was accepted ---- */
 
-/* An engine that may still get the marker of an update that is over needs a whole update. The
- * caller holds the lock. */
-static void part_set_in_doubt(struct fleet_part *p, const struct err *why)
+/* @arg  bool: only engines that are out */
+static bool has_marker_to_clear(const struct fleet_part *p, const void *arg)
 {
-    part_apply(p, PART_ON_DOUBT);
+    const bool *dropped = arg;
+
+    return p->may_have_marker && part_is_unchanged(p) && (p->out || !*dropped);
+}
+
+/* An engine that may still get the marker of an update that is over needs a whole update. */
+static void set_in_doubt(struct fleet_part *p, const struct err *why)
+{
+    p->weights = PART_TORN;
     if (p->why.code == ERR_NONE)
         p->why = *why;
 }
 
-struct marker_clearing {
-    bool dropped;         /* only engines that are out */
-    struct part_set ours; /* engines that still report our marker */
-};
-
-static bool has_marker_to_clear(const struct fleet_part *p, const void *arg)
+/* An engine that reports another version was restarted, or another client has changed it. */
+static void on_marker_read(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    const struct marker_clearing *u = arg;
+    (void)arg;
+    read_label(p, result);
+    if (result->outcome != FLEET_OK)
+        set_in_doubt(p, &result->why);
+    p->may_have_marker = result->outcome != FLEET_OK || has_our_marker(p);
+}
 
-    return p->may_have_marker && part_is_unchanged(p) && !(u->dropped && part_takes_part(p));
+static void on_label_restored(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    (void)arg;
+    p->may_have_marker = !result_ok(result);
+    if (p->may_have_marker)
+        set_in_doubt(p, &result->why);
 }
 
 /* It had another server's marker, or weights of another version than the fleet's. */
-static bool was_out_of_step(const struct fleet_part *p)
+static void doubt_out_of_step(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    return p->before >= PART_WAS_OUT_OF_STEP || !can_be_restored(p->old_label);
-}
-
-/* An engine that reports another version was restarted, or another client has changed it. */
-static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_result *result,
-                           void *arg)
-{
-    struct marker_clearing *u = arg;
-
-    read_label(p, result);
-    if (result->outcome != FLEET_OK)
-        part_set_in_doubt(p, &result->why);
-    else if (has_our_marker(p))
-        u->ours.has[part] = true;
-    else
-        p->may_have_marker = false;
-}
-
-static void on_label_restored(struct fleet_part *p, size_t part, struct fleet_result *result,
-                              void *arg)
-{
-    (void)part;
-    (void)arg;
-    if (result_ok(result))
-        p->may_have_marker = false;
-    else
-        part_set_in_doubt(p, &result->why);
-}
-
-static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
-                           const struct part_set *ours)
-{
-    struct api_args args[FLEET_MAX];
-    const struct fanout f = {.op = API_SET_VERSION,
-                             .of = args,
-                             .timeout_us = undo_timeout_us(fc),
-                             .only = ours,
-                             .on_result = on_label_restored};
     struct err why = {0};
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        args[i] = (struct api_args){.label = s->parts[i].old_label};
-    fanout_apply_or_fail(fc, s, &f, &why);
-}
-
-static void out_of_step_in_doubt(struct fleet_control *fc, struct fleet_session *s,
-                                 const struct marker_clearing *u)
-{
-    struct err bad = {0};
-
     (void)err_set(
-        &bad, ERR_UNSYNCED, "",
+        &why, ERR_UNSYNCED, "",
         "update %s ended before its first byte, and before it the weights were not of the "
         "fleet's version",
         s->id);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (has_marker_to_clear(&s->parts[i], u) && was_out_of_step(&s->parts[i]))
-            part_set_in_doubt(&s->parts[i], &bad);
+        if (has_marker_to_clear(&s->parts[i], &dropped) &&
+            (s->parts[i].before >= PART_WAS_OUT_OF_STEP || !can_be_restored(s->parts[i].old_label)))
+            set_in_doubt(&s->parts[i], &why);
     mtx_unlock(&fc->lock);
 }
 
+/* A client's abort waits for these requests. */
 void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    struct marker_clearing u = {.dropped = dropped};
-    const struct fanout f = {.is_query = true,
-                             .query = API_GET_VERSION,
-                             .timeout_us = undo_timeout_us(fc),
-                             .select = has_marker_to_clear,
-                             .on_result = on_marker_read,
-                             .arg = &u};
-    struct err why = {0};
+    struct api_args args[FLEET_MAX];
+    struct fanout f = {.is_query = true,
+                       .query = API_GET_VERSION,
+                       .timeout_us = fleet_step_us(fc),
+                       .select = has_marker_to_clear,
+                       .on_result = on_marker_read,
+                       .arg = &dropped,
+                       .fail_each = true};
+    struct err ignored = {0};
 
-    assert(fleet_owns_update_lock(fc));
-    out_of_step_in_doubt(fc, s, &u);
-    fanout_apply_or_fail(fc, s, &f, &why);
-    restore_labels(fc, s, &u.ours);
+    if (f.timeout_us > FLEET_ABORT_US)
+        f.timeout_us = FLEET_ABORT_US;
+    doubt_out_of_step(fc, s, dropped);
+    (void)fanout_apply(fc, s, &f, &ignored);
+    for (size_t i = 0; i < s->n_parts; i++)
+        args[i] = (struct api_args){.label = s->parts[i].old_label};
+    f.is_query = false;
+    f.op = API_SET_VERSION;
+    f.of = args;
+    f.on_result = on_label_restored;
+    err_clear(&ignored);
+    (void)fanout_apply(fc, s, &f, &ignored);
 }
 
 /* ---- during the update, and at its end ---- */
 
-/* An engine that was given no marker may report no version. The caller holds the lock. */
-static void check_label(struct fleet_part *p, const struct fleet_result *result,
-                        const char *expected)
+struct label_check {
+    enum { CHECK_TENSORS, CHECK_FINISH, CHECK_FINISHED, CHECK_RESUMED, CHECK_LABELLED } when;
+    const char *label; /* the new version */
+};
+
+/* Engines that do not name their process are asked more often. */
+static bool is_to_check(const struct fleet_part *p, const void *arg)
 {
+    const struct label_check *c = arg;
+    bool may_be_other = p->no_process_id && (!part_is_unchanged(p) || p->may_have_marker);
+
+    switch (c->when) {
+    case CHECK_TENSORS:
+        return !p->out && may_be_other;
+    case CHECK_FINISH:
+        return !p->out && (may_be_other || p->may_have_marker);
+    case CHECK_FINISHED:
+        return part_has_finished(p) && p->finish_takes_no_label && p->may_have_marker &&
+               p->own_update == PART_UPDATE_OPEN;
+    case CHECK_RESUMED:
+        return part_has_finished(p) && (may_be_other || p->may_have_marker);
+    case CHECK_LABELLED:
+        return part_has_finished(p) && may_be_other;
+    }
+    return false;
+}
+
+/* Its finish took no version, so that it still reports our marker. */
+static bool lacks_label(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return part_has_finished(p) && part_needs_start(p) && has_our_marker(p);
+}
+
+/* An engine that was given no marker may report no version. */
+static void on_label_checked(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    const struct label_check *c = arg;
     struct err why = {0};
 
+    read_label(p, result);
+    if (part_reports(p, c->when < CHECK_FINISHED ? p->update_id : c->label) ||
+        (c->when >= CHECK_FINISHED && c->when < CHECK_LABELLED && lacks_label(p, NULL)))
+        return;
     if (!p->may_have_marker &&
         (result->outcome == FLEET_SKIPPED || result->outcome == FLEET_REFUSED ||
-         (result->outcome == FLEET_OK && !p->reported_label[0])))
-        return;
-    if (result->outcome == FLEET_OK && strcmp(p->reported_label, expected) == 0)
+         (p->label_read && p->label[0] == '\0')))
         return;
     if (result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED)
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.200s: it was restarted, or changed by another client, during the update: "
                       "it reports version '%.100s'",
-                      upstream_name(p->upstream), p->reported_label);
+                      upstream_name(p->upstream), p->label);
     part_drop(p, FLEET_UNKNOWN, result->status, why.code != ERR_NONE ? &why : &result->why);
 }
 
-struct marker_check {
-    bool all; /* also engines that name their process */
-    size_t n_asked;
-    const char *label;     /* the new version */
-    struct part_set *kept; /* engines that still report our marker; NULL: none may */
-};
-
-static bool needs_marker_check(const struct fleet_part *p, const void *arg)
+static int check_labels(struct fleet_control *fc, struct fleet_session *s, struct label_check c,
+                        struct err *e)
 {
-    const struct marker_check *c = arg;
+    const struct fanout f = {.is_query = true,
+                             .query = API_GET_VERSION,
+                             .select = is_to_check,
+                             .on_result = on_label_checked,
+                             .arg = &c,
+                             .fail_each = c.when >= CHECK_FINISHED};
 
-    return part_takes_part(p) && (p->no_process_id ? !part_is_unchanged(p) || p->may_have_marker
-                                                   : c->all && p->may_have_marker);
-}
-
-static void on_marker_checked(struct fleet_part *p, size_t part, struct fleet_result *results,
-                              void *arg)
-{
-    struct marker_check *c = arg;
-
-    (void)part;
-    c->n_asked++;
-    read_label(p, results);
-    check_label(p, results, p->update_id);
+    return fanout_apply(fc, s, &f, e);
 }
 
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e)
 {
-    struct marker_check c = {.all = all};
-    const struct fanout f = {.is_query = true,
-                             .query = API_GET_VERSION,
-                             .select = needs_marker_check,
-                             .on_result = on_marker_checked,
-                             .arg = &c};
+    int n = check_labels(fc, s, (struct label_check){.when = all ? CHECK_FINISH : CHECK_TENSORS},
+                         e);
 
-    if (fanout_apply(fc, s, &f, e) != 0)
-        return -1;
-    if (c.n_asked == 0)
-        return 0;
+    if (n <= 0)
+        return n;
     fleet_fence_parts(fc, s);
-    if (fleet_has_quorum(fc, s))
-        return 0;
-    fleet_set_cause(fc, s, e);
-    return -1;
+    return fleet_require_quorum(fc, s, e);
 }
 
-static void on_label_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
+static void on_label_set(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    (void)part;
-    if (result->outcome == FLEET_OK)
-        (void)snprintf(p->reported_label, sizeof p->reported_label, "%s", (const char *)arg);
+    (void)snprintf(p->label, sizeof p->label, "%s", (const char *)arg);
+    p->label_read = result->outcome == FLEET_OK;
     if (!result_ok(result))
         part_drop(p, FLEET_UNKNOWN, result->status, &result->why);
 }
 
-/* The finish of these engines takes no version, so they still report our marker. */
-static void set_new_labels(struct fleet_control *fc, struct fleet_session *s, struct fanout *f,
-                           struct err *why)
-{
-    const struct api_args args = {.label = s->label};
-
-    f->op = API_SET_VERSION;
-    f->args = &args;
-    f->on_result = on_label_set;
-    f->arg = s->label;
-    fanout_apply_or_fail(fc, s, f, why);
-}
-
-static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_result *result,
-                             void *arg)
-{
-    struct marker_check *c = arg;
-
-    read_label(p, result);
-    if (c->kept != NULL && part_needs_start(p) && result->outcome == FLEET_OK && has_our_marker(p))
-        c->kept->has[part] = true;
-    else
-        check_label(p, result, c->label);
-}
-
-static bool is_finished_with_label(const struct fleet_part *p, const void *arg)
-{
-    (void)arg;
-    return p->state == PART_FINISHED && (p->no_process_id || p->may_have_marker);
-}
-
-static bool is_finished_without_process_id(const struct fleet_part *p, const void *arg)
-{
-    (void)arg;
-    return p->state == PART_FINISHED && p->no_process_id;
-}
-
-static void check_labels(struct fleet_control *fc, struct fleet_session *s,
-                         bool (*select)(const struct fleet_part *p, const void *arg),
-                         struct part_set *kept)
-{
-    struct marker_check c = {.label = s->label, .kept = kept};
-    const struct fanout f = {.is_query = true,
-                             .query = API_GET_VERSION,
-                             .select = select,
-                             .on_result = on_label_checked,
-                             .arg = &c};
-    struct err why = {0};
-
-    fanout_apply_or_fail(fc, s, &f, &why);
-}
-
-static bool finished_without_label(const struct fleet_part *p, const void *arg)
-{
-    (void)arg;
-    return p->state == PART_FINISHED && p->finish_takes_no_label && p->may_have_marker &&
-           p->own_update == PART_UPDATE_OPEN;
-}
-
-void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s,
+void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, bool resumed,
                           struct fanout_with *with, struct err *why)
 {
-    struct part_set kept = {{false}};
-    struct fanout f = {.only = &kept, .with = with};
-
-    assert(fleet_owns_update_lock(fc));
-    check_labels(fc, s, finished_without_label, &kept);
-    set_new_labels(fc, s, &f, why);
-    fleet_fence_parts(fc, s);
-}
-
-/* Engines that do not name their process are asked again after the version was set: one that was
- * restarted meanwhile reports another version. */
-void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s)
-{
-    struct part_set kept = {{false}};
-    struct fanout f = {.only = &kept};
+    struct label_check c = {.when = resumed ? CHECK_RESUMED : CHECK_FINISHED, .label = s->label};
+    const struct api_args args = {.label = s->label};
+    const struct fanout set = {.op = API_SET_VERSION,
+                               .args = &args,
+                               .select = lacks_label,
+                               .on_result = on_label_set,
+                               .arg = s->label,
+                               .fail_each = true,
+                               .with = with};
     struct err ignored = {0};
-    bool any = false;
 
     assert(fleet_owns_update_lock(fc));
-    check_labels(fc, s, is_finished_with_label, &kept);
-    for (size_t i = 0; i < s->n_parts; i++)
-        any = any || kept.has[i];
-    if (any) {
-        set_new_labels(fc, s, &f, &ignored);
-        check_labels(fc, s, is_finished_without_process_id, NULL);
+    (void)check_labels(fc, s, c, &ignored);
+    if (fanout_apply(fc, s, &set, why) != 0 && resumed) {
+        c.when = CHECK_LABELLED; /* one that was restarted meanwhile reports another version */
+        err_clear(&ignored);
+        (void)check_labels(fc, s, c, &ignored);
     }
     fleet_fence_parts(fc, s);
 }

@@ -1,17 +1,17 @@
-/* Requests are counted here and not at the engine, because a reply must have been read to its end
+/* --on-update finish in front of engines that overwrite what they serve: no reply that this server
+ * forwards crosses an update.
+ *
+ * Requests are counted here and not at the engine, because a reply must have been read to its end
  * before the first byte of the update: else nobody could tell which weights made it. The pause by
  * `wait` that follows is for requests that reached a vLLM in other ways.
  *
  * Rejected: to fail the update when requests run for too long. Its trainer waits in a collective by
  * then, and the same requests would be in the way of the next one. Rejected, too: to let them go
  * on, because the option promises that no reply is of two versions. */
-#include "fleet/update/fleet_drain.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "fleet/calls/fleet_priv.h"
-
-#include <string.h>
 
 enum {
     DRAIN_POLL_US = 100000,  /* a waiting update sees so soon that it was closed */
@@ -20,7 +20,7 @@ enum {
 
 static bool is_to_drain(const struct fleet_part *p)
 {
-    return !p->two_phase && part_takes_part(p) && upstream_gate(p->upstream) != GATE_PAUSED;
+    return !p->two_phase && !p->out && upstream_gate(p->upstream) != GATE_PAUSED;
 }
 
 static bool may_wait(struct fleet_control *fc, const struct fleet_session *s)
@@ -59,49 +59,41 @@ static bool await_idle(struct fleet_control *fc, const struct fleet_session *s,
     return true;
 }
 
-void fleet_drain_parts(struct fleet_control *fc, struct fleet_session *s, struct part_set *late)
+void fleet_drain_parts(struct fleet_control *fc, struct fleet_session *s)
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc) / 2);
 
-    memset(late, 0, sizeof *late);
     for (size_t i = 0; i < s->n_parts && fc->cfg.finishes; i++) {
+        struct fleet_part *p = &s->parts[i];
         bool drains;
 
         mtx_lock(&fc->lock);
-        drains = is_to_drain(&s->parts[i]);
+        drains = is_to_drain(p);
         mtx_unlock(&fc->lock);
-        late->has[i] = drains && !await_idle(fc, s, s->parts[i].upstream, deadline_us);
-        if (late->has[i])
-            log_late(s->parts[i].upstream);
+        p->drains_late = drains && !await_idle(fc, s, p->upstream, deadline_us);
+        if (p->drains_late)
+            log_late(p->upstream);
     }
 }
 
-static enum lifecycle_pause pause_mode(struct fleet_control *fc, const struct fleet_part *p,
-                                       bool late)
+const struct api_pause *fleet_drain_pause(struct fleet_control *fc, const struct fleet_part *p)
 {
+    static const struct api_pause aborts = {.mode = PAUSE_ABORT}, waits = {.mode = PAUSE_WAIT},
+                                  keeps = {.mode = PAUSE_KEEP};
 
-    if (late)
-        return PAUSE_ABORT;
-    return fc->cfg.finishes && upstream_caps_of(p->upstream)->waits_in_pause ? PAUSE_WAIT
-                                                                             : PAUSE_KEEP;
+    if (p->drains_late)
+        return &aborts;
+    return fc->cfg.finishes && upstream_caps_of(p->upstream)->waits_in_pause ? &waits : &keeps;
 }
 
-void fleet_drain_pauses(struct fleet_control *fc, const struct fleet_session *s,
-                        const struct part_set *late, struct api_pause *out)
-{
-    for (size_t i = 0; i < s->n_parts; i++)
-        out[i] = (struct api_pause){.mode = pause_mode(fc, &s->parts[i], late->has[i])};
-}
-
-void fleet_drain_note_overwrites(struct fleet_control *fc, const struct fleet_session *s,
-                                 const struct part_set *late)
+void fleet_drain_note_overwrites(struct fleet_control *fc, const struct fleet_session *s)
 {
     uint64_t deadline_us = clock_after_us(ABORTED_END_US);
 
     for (size_t i = 0; i < s->n_parts; i++)
-        if (late->has[i])
+        if (s->parts[i].drains_late)
             (void)fleet_await_idle(fleet_of(fc), s->parts[i].upstream, deadline_us);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
+        if (!s->parts[i].two_phase && !s->parts[i].out)
             fleet_note_overwrite(fleet_of(fc), s->parts[i].upstream);
 }

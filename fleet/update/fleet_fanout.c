@@ -2,6 +2,8 @@
  * loops had to be read to see which of them forgot to lock, to free or to fence. */
 #include "fleet/update/fleet_fanout.h"
 
+#include "fleet/update/fleet_update_priv.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +21,7 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
         .given_up = s->given_up,
         .ctx = {.names = p->names,
                 .update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
-                .has_begun = p->own_update == PART_UPDATE_OPEN && !p->two_phase}};
+                .has_begun = p->own_update == PART_UPDATE_OPEN}};
 }
 
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
@@ -28,23 +30,49 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
     b->n = 0;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if ((f->only == NULL || f->only->has[i]) &&
-            (f->select == NULL || f->select(&s->parts[i], f->arg)))
+        if (f->select(&s->parts[i], f->arg)) {
             batch_add(b, s, i, f->of != NULL ? &f->of[i] : f->args);
+            b->targets[b->n - 1].ctx.has_begun |= f->has_begun;
+        }
     mtx_unlock(&fc->lock);
     return b->n;
 }
 
-static void apply_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                          const struct fleet_batch *b, struct fleet_result *results)
+static bool overwrites(const struct fleet_part *p, const void *arg)
 {
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; f->on_result != NULL && i < b->n; i++)
-        f->on_result(&s->parts[b->part[i]], b->part[i], &results[i], f->arg);
-    mtx_unlock(&fc->lock);
-    for (size_t i = 0; f->fence_failed && i < b->n; i++)
-        if (!result_ok(&results[i]))
-            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
+    (void)arg;
+    return !p->two_phase && !p->out;
+}
+
+int fanout_validate(struct fleet_control *fc, struct fleet_session *s, enum api_op op,
+                    const struct api_args *args, struct err *e)
+{
+    const struct fanout f = {.args = args, .select = overwrites};
+    struct fleet_batch b;
+
+    (void)fanout_select(fc, s, &f, &b);
+    return fleet_validate(fc, op, b.targets, b.n, e);
+}
+
+/* @results  NULL: none came, because of `e` */
+static void apply_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                          const struct fleet_batch *b, struct fleet_result *results,
+                          const struct err *e)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+        struct fleet_result none = {.upstream = p->upstream, .outcome = FLEET_UNKNOWN, .why = *e};
+        struct fleet_result *result = results != NULL ? &results[i] : &none;
+
+        mtx_lock(&fc->lock);
+        if (f->on_result != NULL)
+            f->on_result(p, result, f->arg);
+        else
+            part_drop_failed(p, result);
+        mtx_unlock(&fc->lock);
+        if (f->fence_failed && !result_ok(result))
+            fleet_fence(fleet_of(fc), p->upstream, &result->why);
+    }
 }
 
 /* Ownership as fleet/update/fleet_part.h defines it. */
@@ -86,53 +114,26 @@ static int send_with(struct fleet_control *fc, const struct fanout *f, const str
     return rc;
 }
 
-static int send_batch(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                      const struct fleet_batch *b, struct err *e)
-{
-    uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
-    struct fleet_result *results = NULL;
-    bool has_with = f->with != NULL && f->with->n > 0;
-    int rc;
-
-    if (b->n == 0 && !has_with)
-        return 0;
-    assert(owns_parts(fc, s));
-    if (f->is_query)
-        rc = fleet_query(fc, f->query, b->targets, b->n, timeout_us, &results, e);
-    else if (has_with)
-        rc = send_with(fc, f, b, timeout_us, &results, e);
-    else
-        rc = fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
-    if (rc != 0)
-        return -1;
-    apply_results(fc, s, f, b, results);
-    fleet_results_free(results, b->n);
-    return 0;
-}
-
 int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                  struct err *e)
 {
+    uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
+    bool has_with = f->with != NULL && f->with->n > 0;
+    struct fleet_result *results = NULL;
     struct fleet_batch b;
+    int rc;
 
-    (void)fanout_select(fc, s, f, &b);
-    return send_batch(fc, s, f, &b, e);
-}
-
-void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                          struct err *why)
-{
-    struct fleet_batch b;
-
-    (void)fanout_select(fc, s, f, &b);
-    if (why->code == ERR_NONE && send_batch(fc, s, f, &b, why) == 0)
-        return;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++) {
-        struct fleet_result none = {
-            .upstream = b.targets[i].upstream, .outcome = FLEET_UNKNOWN, .why = *why};
-
-        f->on_result(&s->parts[b.part[i]], b.part[i], &none, f->arg);
-    }
-    mtx_unlock(&fc->lock);
+    if (fanout_select(fc, s, f, &b) == 0 && !has_with)
+        return 0;
+    assert(owns_parts(fc, s));
+    if (f->is_query)
+        rc = fleet_query(fc, f->query, b.targets, b.n, timeout_us, &results, e);
+    else if (has_with)
+        rc = send_with(fc, f, &b, timeout_us, &results, e);
+    else
+        rc = fleet_request(fc, f->op, b.targets, b.n, timeout_us, &results, e);
+    if (rc == 0 || f->fail_each || e->code == ERR_DRAINING)
+        apply_results(fc, s, f, &b, results, e);
+    fleet_results_free(results, b.n);
+    return rc == 0 ? (int)b.n : -1;
 }

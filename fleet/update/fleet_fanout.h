@@ -13,11 +13,6 @@ struct fleet_batch {
 void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
                const struct api_args *args);
 
-/* A set of parts of one update, by index. */
-struct part_set {
-    bool has[FLEET_MAX];
-};
-
 /* Other requests to engines of the update, sent at the same time. */
 struct fanout_with {
     const struct fleet_target *targets; /* [n], borrowed; each with its operation */
@@ -35,13 +30,14 @@ struct fanout {
     const struct api_args *args; /* borrowed; NULL: none */
     const struct api_args *of;   /* borrowed, of each part; NULL: `args` for all */
     uint64_t timeout_us;         /* 0: fleet_step_us */
-    const struct part_set *only; /* borrowed; NULL: all parts */
-    /* Does the request go to this part? NULL: to all of `only`. */
-    bool (*select)(const struct fleet_part *p, const void *arg);
-    /* @result  its text may be moved out of it. NULL: nothing follows from a result. */
-    void (*on_result)(struct fleet_part *p, size_t part, struct fleet_result *results, void *arg);
+    bool (*select)(const struct fleet_part *p, const void *arg); /* does it go to this part? */
+    /* @result  its text may be moved out of it. NULL: part_drop_failed. */
+    void (*on_result)(struct fleet_part *p, struct fleet_result *result, void *arg);
     void *arg;
+    bool has_begun;           /* an update is open at the engines, though the parts have not begun
+                                 it */
     bool fence_failed;        /* fence each engine on which it failed */
+    bool fail_each;           /* nothing could be sent: each part gets FLEET_UNKNOWN */
     struct fanout_with *with; /* borrowed, not with a query; NULL: nothing */
 };
 
@@ -49,16 +45,16 @@ struct fanout {
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                      struct fleet_batch *b);
 
-/* fanout_apply - send the request and apply the results. Does nothing if no part is selected.
- * Threads: the owner of the parts (fleet/update/fleet_part.h), asserted; no lock held. Blocks: up
- * to timeout_us. Errors: fleet_request's; no result was applied then. */
+/* fanout_validate - can the parts that overwrite their weights be asked for it? Nothing is sent.
+ * Errors: fleet_validate's. */
+int fanout_validate(struct fleet_control *fc, struct fleet_session *s, enum api_op op,
+                    const struct api_args *args, struct err *e);
+
+/* fanout_apply - send the request and apply the results. Threads: the owner of the parts
+ * (fleet/update/fleet_part.h), asserted; no lock held. Blocks: up to timeout_us.
+ * Returns: the number of parts that were asked, or -1. Errors: fleet_request's. No result was
+ * applied then, unless the answers are lost (ERR_DRAINING): each part gets FLEET_UNKNOWN. */
 int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                  struct err *e);
-
-/* fanout_apply_or_fail - the same. If nothing can be sent, on_result gets FLEET_UNKNOWN for each
- * part.
- * @why  clean, or the reason why nothing is sent; set if the request fails */
-void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                          struct err *why);
 
 #endif

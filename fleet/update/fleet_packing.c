@@ -5,7 +5,6 @@
 struct packing_request {
     struct fleet_control *fc;
     enum fleet_packing_state now;
-    size_t n_asked;
 };
 
 /* An engine that accepts the packing only when a transfer is set up, and has not got it in this
@@ -16,20 +15,17 @@ static bool needs_packing(const struct fleet_part *p, const void *arg)
     struct upstream_info info;
 
     fleet_info(fleet_of(t->fc), p->upstream, &info);
-    return part_needs_start(p) && part_takes_part(p) && p->packing != t->now &&
+    return part_needs_start(p) && !p->out && p->packing != t->now &&
            api_packs_handles_at_init(upstream_kind(p->upstream), info.report.release);
 }
 
-static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_result *results,
-                           void *arg)
+static void on_packing_set(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    struct packing_request *t = arg;
+    const struct packing_request *t = arg;
 
-    (void)part;
-    t->n_asked++;
-    if (result_ok(results))
+    if (result_ok(result))
         p->packing = t->now;
-    part_drop_failed(p, results);
+    part_drop_failed(p, result);
 }
 
 /* An engine that was not told takes handles for unpacked, also after a restart; one that an earlier
@@ -46,13 +42,7 @@ int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s,
                              .select = needs_packing,
                              .on_result = on_packing_set,
                              .arg = &t};
+    int n = tensors->by_handles ? fanout_apply(fc, s, &f, e) : 0;
 
-    if (!tensors->by_handles)
-        return 0;
-    if (fanout_apply(fc, s, &f, e) != 0)
-        return -1;
-    if (t.n_asked == 0 || fleet_has_quorum(fc, s))
-        return 0;
-    fleet_set_cause(fc, s, e);
-    return -1;
+    return n > 0 ? fleet_require_quorum(fc, s, e) : n;
 }

@@ -1,47 +1,7 @@
-/* The transitions of one engine's part in an update. An event without a row cannot happen. */
+/* What follows for one engine's part in an update. */
 #include "fleet/update/fleet_part.h"
 
 #include <assert.h>
-
-#define BIT(x) (1u << (x))
-
-enum {
-    TWO_PHASE = BIT(true),
-    OVERWRITES = BIT(false),
-
-    CHANGING = BIT(PART_RECEIVING) | BIT(PART_DIRTY)
-};
-
-struct part_rule {
-    unsigned kinds, from; /* bit sets */
-    enum part_event event;
-    enum part_state to;
-};
-
-static const struct part_rule rules[] = {
-    /* tensors */
-    {OVERWRITES, BIT(PART_CLEAN), PART_ON_SEND, PART_RECEIVING},
-    {OVERWRITES, BIT(PART_DIRTY), PART_ON_SEND, PART_DIRTY},
-    {OVERWRITES, CHANGING, PART_ON_ACCEPTED, PART_DIRTY},
-    {OVERWRITES, BIT(PART_RECEIVING), PART_ON_REFUSED, PART_CLEAN},
-    {OVERWRITES, BIT(PART_DIRTY), PART_ON_REFUSED, PART_DIRTY},
-
-    /* a request whose effect is unknown */
-    {OVERWRITES, BIT(PART_CLEAN) | CHANGING, PART_ON_DOUBT, PART_DIRTY},
-    {OVERWRITES, BIT(PART_DROPPED) | BIT(PART_IN_DOUBT), PART_ON_DOUBT, PART_IN_DOUBT},
-
-    /* A failure of an engine that is out changes nothing. */
-    {TWO_PHASE | OVERWRITES, BIT(PART_CLEAN) | BIT(PART_DROPPED), PART_ON_FAILURE, PART_DROPPED},
-    {OVERWRITES, CHANGING | BIT(PART_IN_DOUBT), PART_ON_FAILURE, PART_IN_DOUBT},
-
-    /* the end */
-    {TWO_PHASE, BIT(PART_CLEAN), PART_ON_FINISH, PART_FINISHED},
-    {OVERWRITES, BIT(PART_DIRTY), PART_ON_FINISH, PART_FINISHED},
-    {TWO_PHASE, BIT(PART_FINISHED), PART_ON_FAILURE, PART_DROPPED},
-    {OVERWRITES, BIT(PART_FINISHED), PART_ON_FAILURE, PART_IN_DOUBT},
-    {OVERWRITES, BIT(PART_FINISHED), PART_ON_RESUME_FAILED, PART_NOT_RESUMED},
-    {OVERWRITES, BIT(PART_CLEAN), PART_ON_RESUME_FAILED, PART_DROPPED},
-};
 
 void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
                      const struct err *why)
@@ -51,26 +11,29 @@ void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
     p->why = *why;
 }
 
-bool part_transition(bool two_phase, enum part_state from, enum part_event event,
-                     enum part_state *to)
+void part_send(struct fleet_part *p)
 {
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
-        const struct part_rule *r = &rules[i];
-
-        if ((r->kinds & BIT(two_phase)) == 0 || (r->from & BIT(from)) == 0 || r->event != event)
-            continue;
-        *to = r->to;
-        return true;
-    }
-    return false;
+    assert(!p->out && p->weights != PART_NEW);
+    p->weights_sent = p->weights;
+    if (!p->two_phase)
+        p->weights = PART_TORN;
 }
 
-void part_apply(struct fleet_part *p, enum part_event event)
+void part_not_taken(struct fleet_part *p)
 {
-    enum part_state to = p->state;
-    bool allowed = part_transition(p->two_phase, p->state, event, &to);
+    p->weights = p->weights_sent;
+}
 
-    assert(allowed);
-    (void)allowed;
-    p->state = to;
+void part_finish(struct fleet_part *p)
+{
+    assert(!p->out && p->weights == (p->two_phase ? PART_AS_BEFORE : PART_TORN));
+    p->weights = PART_NEW;
+}
+
+void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why)
+{
+    p->out = true;
+    if (p->weights == PART_NEW && !p->two_phase)
+        p->weights = PART_TORN;
+    part_set_result(p, end, status, why);
 }

@@ -17,39 +17,25 @@ int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e)
     return 0;
 }
 
+static void release_engines(struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++) {
+        upstream_unref(s->parts[i].upstream);
+        s->parts[i].upstream = NULL;
+    }
+}
+
 void fleet_session_unref(struct fleet_session *s)
 {
-    if (s == NULL || --s->n_refs > 0)
+    if (s == NULL || --s->n_refs > 1 || (s->n_refs == 1 && fleet_session_is_open(s)))
         return;
-    if (s->is_shown_only)
-        for (size_t i = 0; i < s->n_parts; i++)
-            upstream_unref_loose(s->parts[i].upstream);
-    else
-        fleet_session_release_engines(s);
+    release_engines(s);
+    if (s->n_refs > 0)
+        return;
     fleet_coverage_free(s->coverage);
     api_object_unref(s->list);
     api_object_unref(s->report);
     free(s);
-}
-
-void fleet_session_hold_engines(const struct fleet_session *s)
-{
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].upstream != NULL)
-            (void)upstream_ref(s->parts[i].upstream);
-}
-
-void fleet_session_release_engines(const struct fleet_session *s)
-{
-    for (size_t i = 0; i < s->n_parts; i++)
-        upstream_unref(s->parts[i].upstream);
-}
-
-void fleet_session_end(struct fleet_session *s)
-{
-    s->is_shown_only = true;
-    for (size_t i = 0; i < s->n_parts; i++)
-        upstream_loosen(s->parts[i].upstream);
 }
 
 bool fleet_session_is_open(const struct fleet_session *s)
@@ -60,7 +46,7 @@ bool fleet_session_is_open(const struct fleet_session *s)
 bool fleet_session_has_part(const struct fleet_session *s, bool two_phase)
 {
     for (size_t i = 0; i < s->n_parts; i++)
-        if (part_takes_part(&s->parts[i]) && s->parts[i].two_phase == two_phase)
+        if (!s->parts[i].out && s->parts[i].two_phase == two_phase)
             return true;
     return false;
 }
@@ -73,12 +59,6 @@ bool fleet_session_overwrites(const struct fleet_session *s)
     return false;
 }
 
-void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why)
-{
-    part_apply(p, PART_ON_FAILURE);
-    part_set_result(p, end, status, why);
-}
-
 bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
 {
     size_t n = 0;
@@ -88,9 +68,9 @@ bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
 
         if (p->removed)
             continue;
-        if (!part_takes_part(p) && p->two_phase)
+        if (p->out && p->two_phase)
             return false;
-        n += part_takes_part(p);
+        n += !p->out;
     }
     return n >= min_ready;
 }
@@ -125,9 +105,8 @@ enum session_verdict fleet_session_apply_results(struct fleet_session *s,
                     (!p->two_phase && fleet_result_may_have_run(&results[i]));
         one_phase = one_phase || !p->two_phase;
         lost = lost || (results[i].outcome == FLEET_LOST && !p->removed);
-        if (!p->two_phase)
-            part_apply(p,
-                       fleet_result_may_have_run(&results[i]) ? PART_ON_ACCEPTED : PART_ON_REFUSED);
+        if (!fleet_result_may_have_run(&results[i]))
+            part_not_taken(p);
         part_set_result(p, results[i].outcome, results[i].status, &results[i].why);
     }
     drop_failed(s, results, parts, n, true);
@@ -154,8 +133,8 @@ void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, 
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        n += part_takes_part(p) && !p->removed;
-        if (part_takes_part(p) || p->removed || p->why.code == ERR_NONE)
+        n += !p->out && !p->removed;
+        if (!p->out || p->removed || p->why.code == ERR_NONE)
             continue;
         if (cause == NULL || (p->outcome == FLEET_REFUSED && cause->outcome != FLEET_REFUSED))
             cause = p;

@@ -68,21 +68,15 @@ struct fleet_session {
     struct api_object *report; /* one reference; the last description of its own update by a
                        two-phase engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;
-    bool is_shown_only; /* fleet_session_end */
     struct fleet_part parts[];
 };
 
 /* fleet_session_new - allocate a session with n_parts zeroed parts. Errors: ERR_NO_MEMORY. */
 int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e);
-void fleet_session_unref(struct fleet_session *s); /* accepts NULL */
 
-/* fleet_session_hold_engines - one more reference to the engine of each part, until
- * fleet_session_release_engines. */
-void fleet_session_hold_engines(const struct fleet_session *s);
-void fleet_session_release_engines(const struct fleet_session *s);
-
-/* fleet_session_end - it is kept to be shown only: its references to engines are loose. */
-void fleet_session_end(struct fleet_session *s);
+/* fleet_session_unref - accepts NULL. A session that has ended, and which nothing uses any more but
+ * the list of those that can be shown, refers to no engine: these may leave. */
+void fleet_session_unref(struct fleet_session *s);
 
 bool fleet_session_is_open(const struct fleet_session *s);
 
@@ -91,9 +85,6 @@ bool fleet_session_has_part(const struct fleet_session *s, bool two_phase);
 
 /* fleet_session_overwrites - is there a part, out or not, whose engine overwrites its weights? */
 bool fleet_session_overwrites(const struct fleet_session *s);
-
-/* part_drop - the part failed. Whether the update can go on: fleet_session_has_quorum. */
-void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
 
 /* fleet_session_has_quorum - can it still be committed? That needs every two-phase part, and at
  * least min_ready parts in all. Parts of removed engines count for neither. */
@@ -108,8 +99,7 @@ enum session_verdict {
 /* fleet_session_apply_results - apply the results of a request with tensors.
  * @results  [n], in the order of `parts` [n], indexes of s->parts
  * @repeats  the same request may be sent again to an engine that accepted it
- * PART_ON_SEND was applied before to every part that is not two-phase. A removed engine that fails
- * is dropped, and does not stop the others. */
+ * After part_send of each. A removed engine that fails is dropped, and does not stop the others. */
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
                                                  const struct fleet_result *results,
                                                  const size_t *parts, size_t n, size_t min_ready,

@@ -167,8 +167,8 @@ void fleet_begin_push(struct fleet_control *fc);
  * request under way? */
 bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session *s);
 
-/* fleet_update_copy - a copy to read without the lock; its report is shared. NULL: no memory. */
+/* fleet_update_copy - a copy to read without the lock, of which nothing is sent: it knows its
+ * engines by their numbers. fleet_unref frees it. NULL: no memory. */
 struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct fleet_session *s);
-void fleet_update_copy_free(struct fleet_session *copy);
 
 #endif

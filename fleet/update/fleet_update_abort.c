@@ -7,12 +7,10 @@
 
 static const char aborting[] = "an abort";
 
-/* The session is closed first, so that requests under way see it. Until the end of this function
- * engines may still report our marker, which counts as an update of ours: they stay in the list. */
+/* The session is closed first, so that requests under way see it. */
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     assert(fleet_owns_update_lock(fc));
-    fleet_session_hold_engines(s);
     fleet_close_session(fc, s, why);
     fleet_report_ended(fc, s, 0);
     fleet_abort_parts(fc, s, why->msg);
@@ -20,30 +18,17 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     if (!s->repair)
         fleet_set_updating(fleet_of(fc), false);
     fleet_end_release(fc);
-    fleet_session_release_engines(s);
-}
-
-static enum update_phase session_phase(struct fleet_control *fc, const struct fleet_session *s)
-{
-    enum update_phase phase;
-
-    mtx_lock(&fc->lock);
-    phase = s->phase;
-    mtx_unlock(&fc->lock);
-    return phase;
 }
 
 /* The caller has the abort lock; it is given back here. */
 static int abort_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
                          struct err *e)
 {
-    enum update_phase phase = session_phase(fc, s);
-
-    if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
+    if (fleet_update_is_open(fc, s))
         fleet_abort_with_lock(fc, s, why);
     fleet_abort_unlock(fc);
     fleet_reschedule(fc);
-    if (phase == UPDATE_COMMITTED)
+    if (s->phase == UPDATE_COMMITTED) /* as it stays: it has ended */
         return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
     return 0;
 }
@@ -59,7 +44,7 @@ int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
 int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
                        struct err *e)
 {
-    if (session_phase(fc, s) == UPDATE_ABORTED)
+    if (!fleet_update_is_open(fc, s) && s->phase == UPDATE_ABORTED)
         return 0;
     if (fleet_abort_lock(fc, aborting, e) != 0)
         return -1;

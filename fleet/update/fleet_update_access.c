@@ -111,7 +111,6 @@ bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session 
 void fleet_begin_push(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
-    fleet_session_unref(fc->cut_off);
     fc->cut_off = NULL;
     if (fc->session != NULL)
         fleet_coverage_begin_push(fc->session);
@@ -129,16 +128,13 @@ struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct f
     mtx_lock(&fc->lock);
     memcpy(copy, s, nbytes);
     (void)api_object_ref(copy->report);
-    fleet_session_hold_engines(copy);
     mtx_unlock(&fc->lock);
+    copy->n_refs = 1;
+    copy->coverage = NULL;
+    copy->list = NULL;
+    for (size_t i = 0; i < copy->n_parts; i++)
+        copy->parts[i].upstream = NULL;
     return copy;
-}
-
-void fleet_update_copy_free(struct fleet_session *copy)
-{
-    api_object_unref(copy->report);
-    fleet_session_release_engines(copy);
-    free(copy);
 }
 
 /* renewal */
@@ -156,26 +152,23 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
                        struct err *e)
 {
     const struct api_args args = {.lease_s = UPDATE_LEASE_S_MAX};
-    struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
-    size_t n = 0;
+    struct fleet_batch b = {0};
     int rc;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            targets[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
-                                                 .args = &args,
-                                                 .ctx = {.update_id = s->parts[i].update_id}};
+        if (s->parts[i].two_phase && !s->parts[i].out)
+            batch_add(&b, s, i, &args);
     rc = renew_locked(s, (uint32_t)lease_s, e);
     mtx_unlock(&fc->lock);
     if (rc == 0) {
         fleet_reschedule(fc);
-        rc = fleet_request(fc, API_RENEW_UPDATE, targets, n, FLEET_QUERY_US, &results, e);
+        rc = fleet_request(fc, API_RENEW_UPDATE, b.targets, b.n, FLEET_QUERY_US, &results, e);
     }
     if (rc != 0)
         return -1;
-    rc = fleet_results_ok(results, n, e) ? 0 : -1;
-    fleet_results_free(results, n);
+    rc = fleet_results_ok(results, b.n, e) ? 0 : -1;
+    fleet_results_free(results, b.n);
     return rc;
 }

@@ -11,18 +11,6 @@
 
 /* verify */
 
-/* If one engine's API cannot express the finish, no engine gets one. */
-static int finish_validate(struct fleet_control *fc, struct fleet_session *s,
-                           const struct api_args *args, struct err *e)
-{
-    struct fleet_batch b = {0};
-
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, args);
-    return fleet_validate(fc, API_FINISH_UPDATE, b.targets, b.n, e);
-}
-
 /* A repeated finish. One that was not handed over may be by now. Returns: 1: it is committed. */
 static int repeat_finish_locked(struct fleet_control *fc, const struct fleet_session *s,
                                 struct err *e)
@@ -63,12 +51,11 @@ static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool 
 static bool is_to_verify(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->two_phase && part_takes_part(p);
+    return p->two_phase && !p->out;
 }
 
-static void on_verified(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
+static void on_verified(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    (void)part;
     (void)arg;
     p->outcome = result->outcome;
     p->status = result->status;
@@ -87,12 +74,8 @@ static int verify_parts(struct fleet_control *fc, struct fleet_session *s,
     if (s->n_received == 0)
         return err_set(e, ERR_INCOMPLETE, "",
                        "no tensor of the model arrived in this update: send some before its end");
-    if (fanout_apply(fc, s, &f, e) != 0)
+    if (fanout_apply(fc, s, &f, e) < 0 || fleet_require_quorum(fc, s, e) != 0)
         return -1;
-    if (!fleet_has_quorum(fc, s)) {
-        fleet_set_cause(fc, s, e);
-        return -1;
-    }
     return fleet_coverage_verify(fc, s, e);
 }
 
@@ -111,32 +94,31 @@ static void set_label(struct fleet_control *fc, struct fleet_session *s, const c
     mtx_unlock(&fc->lock);
 }
 
-/* A baton's process is recorded right before its finish is sent. */
 static bool is_to_finish(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return part_takes_part(p);
+    return !p->out;
 }
 
-static void record_incarnations(struct fleet_control *fc, struct fleet_session *s)
+/* A baton's process is recorded right before its finish is sent. */
+static void expect_finish(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
+    for (size_t i = 0; i < s->n_parts; i++) {
+        if (s->parts[i].two_phase && !s->parts[i].out)
             fleet_incarnation_of(fc, s->parts[i].upstream, &s->parts[i].incarnation);
+        s->parts[i].label_read = false;
+    }
     mtx_unlock(&fc->lock);
 }
 
-static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
+static void on_finished(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    (void)part;
     (void)arg;
     p->outcome = result->outcome;
     p->status = result->status;
     if (result_ok(result))
-        part_apply(p, PART_ON_FINISH);
-    else if (p->two_phase)
-        fleet_engine(p->upstream)->update_in_doubt = true;
+        part_finish(p);
     p->committed = p->two_phase && result->outcome == FLEET_REFUSED &&
                    api_is_committed(result->text, result->text_len);
     part_drop_failed(p, result);
@@ -155,8 +137,8 @@ static int send_finish(struct fleet_control *fc, struct fleet_session *s, struct
                              .fence_failed = true,
                              .with = with};
 
-    record_incarnations(fc, s);
-    return fanout_apply(fc, s, &f, e);
+    expect_finish(fc, s);
+    return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
 
 /* The finish, and the new version where the finish takes none. Caches are emptied at the same time:
@@ -177,7 +159,7 @@ static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struc
     second.targets = resets.targets;
     second.n = resets.n_targets;
     if (rc == 0)
-        fleet_set_new_labels(fc, s, &second, &why);
+        fleet_set_new_labels(fc, s, false, &second, &why);
     fleet_reset_parts_end(&resets, s, second.results, rc == 0 ? &why : e);
     fleet_results_free(second.results, second.n);
     return rc;
@@ -186,23 +168,14 @@ static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struc
 static bool may_have_missed_pause(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->state == PART_FINISHED && p->two_phase && p->before != PART_WAS_IN_STEP;
-}
-
-static void on_pause_aligned(struct fleet_part *p, size_t part, struct fleet_result *results,
-                             void *arg)
-{
-    (void)part;
-    (void)arg;
-    part_drop_failed(p, results);
+    return part_has_finished(p) && p->two_phase && p->before != PART_WAS_IN_STEP;
 }
 
 /* The caller holds the pause lock. Engines that overwrite their weights are paused now, and are
  * resumed with the others. */
 static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fanout f = {
-        .select = may_have_missed_pause, .on_result = on_pause_aligned, .fence_failed = true};
+    struct fanout f = {.select = may_have_missed_pause, .fence_failed = true};
     struct api_pause asked;
     const struct api_args args = {.pause = &asked};
     struct pause pause;
@@ -213,7 +186,7 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
     asked = (struct api_pause){.mode = pause.mode, .reject = pause.reject};
     f.op = pause_is_held(&pause) ? API_PAUSE : API_RESUME;
     f.args = pause_is_held(&pause) ? &args : NULL;
-    return fanout_apply(fc, s, &f, e);
+    return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
 
 /* A baton that was out of rotation when the update started may have missed a pause, or a resume. */
@@ -241,8 +214,7 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
         struct fleet_part *p = &s->parts[i];
         struct err why = {0};
 
-        if (p->state != PART_FINISHED ||
-            !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
+        if (!part_has_finished(p) || !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.100s was restarted, or was not reachable, before the update ended",
@@ -255,39 +227,15 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
 }
 
 /* Without those that have the new version and were not resumed, which are fenced, and without those
- * that were removed, which get no requests. */
-static size_t n_finished(const struct fleet_session *s)
+ * that were removed, which get no requests. @committed  and batons that will serve it later */
+static size_t n_finished(const struct fleet_session *s, bool committed)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].state == PART_FINISHED && !s->parts[i].removed;
+        n += (part_has_finished(&s->parts[i]) || (committed && s->parts[i].committed)) &&
+             !s->parts[i].removed;
     return n;
-}
-
-static bool is_committed_anywhere(const struct fleet_session *s)
-{
-    bool committed = n_finished(s) > 0;
-
-    for (size_t i = 0; i < s->n_parts; i++)
-        committed = committed || (s->parts[i].committed && !s->parts[i].removed);
-    return committed;
-}
-
-/* An engine that proved the update, and whose finish failed, may serve it later. */
-static void expect_updates(struct fleet_control *fc, const struct fleet_session *s)
-{
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase)
-            fleet_expect_update(fleet_of(fc), s->parts[i].upstream, s->parts[i].update_id);
-}
-
-/* A baton that was removed and failed may keep the update open, until its lease ends there. */
-static void expect_open_updates_locked(const struct fleet_session *s)
-{
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && s->parts[i].removed && !part_takes_part(&s->parts[i]))
-            fleet_engine(s->parts[i].upstream)->update_in_doubt = true;
 }
 
 /* Checked twice: an engine may be restarted while the version is committed. Later restarts are
@@ -302,42 +250,40 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (p->state != PART_FINISHED)
+        if (!part_has_finished(p))
             continue;
         /* A baton's reply to finish was compared with the version already. */
-        done[n_done++] = (struct fleet_updated){
-            p->upstream, p->two_phase || strcmp(p->reported_label, s->label) == 0};
+        done[n_done++] = (struct fleet_updated){p->upstream,
+                                                p->two_phase || part_reports(p, s->label)};
     }
     if (s->repair) { /* the others serve the version already */
-        if (n_finished(s) > 0)
+        if (n_finished(s, false) > 0)
             serial = fleet_repair_version(fleet_of(fc), s->label, done, n_done);
-    } else if (is_committed_anywhere(s)) {
+    } else if (n_finished(s, true) > 0) {
         serial = fleet_commit_version(fleet_of(fc), s->label, s->handoff, done, n_done);
     }
-    if (serial > 0)
-        expect_updates(fc, s);
+    /* One that proved the update, and whose finish failed, may serve it later. */
+    for (size_t i = 0; serial > 0 && i < s->n_parts; i++)
+        if (s->parts[i].two_phase)
+            fleet_expect_update(fleet_of(fc), s->parts[i].upstream, s->parts[i].update_id);
     fence_restarted(fc, s);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].state == PART_FINISHED)
+        if (part_has_finished(&s->parts[i]))
             fleet_proof_want(fc, s->parts[i].upstream);
     mtx_lock(&fc->lock);
     s->serial = serial;
-    expect_open_updates_locked(s);
     mtx_unlock(&fc->lock);
-    return n_finished(s);
+    return n_finished(s, false);
 }
 
 /* Fewer than --min-ready engines finished. Those that did serve the new version; batons that have
  * committed it, and not handed it over, serve it later. With them there may be enough. */
 static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struct err *e)
 {
-    size_t n_committed = n_finished(s);
     struct err cause = {0};
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        n_committed += s->parts[i].committed && !s->parts[i].removed;
     fleet_session_cause_error(s, min_ready, &cause);
-    if (n_committed >= min_ready)
+    if (n_finished(s, true) >= min_ready)
         return err_set(e, ERR_NOT_HANDED_OVER, "",
                        "the version is committed, and upstreams hand it over to their engines "
                        "again by themselves (do not send it again): %.330s",
@@ -356,6 +302,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
                          struct err *e)
 {
     const struct err none = {0};
+    struct err ignored = {0};
     size_t n_done, min_ready;
     int rc;
 
@@ -369,7 +316,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     if (rc == 0)
         rc = align_pauses(fc, s, e);
     fleet_release_finished(fc, s);
-    fleet_label_parts(fc, s);
+    fleet_set_new_labels(fc, s, true, NULL, &ignored);
     mtx_lock(&fc->lock);
     min_ready = fleet_session_min_ready_locked(fc, s);
     mtx_unlock(&fc->lock);
@@ -409,7 +356,8 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;
-    if (finish_validate(fc, s, &args, e) != 0) {
+    /* If one engine's API cannot express the finish, no engine gets one. */
+    if (fanout_validate(fc, s, API_FINISH_UPDATE, &args, e) != 0) {
         mtx_lock(&fc->lock);
         s->phase = phase;
         mtx_unlock(&fc->lock);

@@ -11,7 +11,12 @@
  * they do not count, neither here nor for the quorum. */
 size_t fleet_session_min_ready_locked(struct fleet_control *fc, struct fleet_session *s);
 
-bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s); /* with --min-ready */
+/* fleet_has_quorum - fleet_session_has_quorum, with --min-ready.
+ * fleet_require_quorum - the same; -1 with the error for the client, from the parts that are out.
+ * @e  clean. No lock held. */
+bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s);
+int fleet_require_quorum(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+
 /* fleet_refuse_handoff - ERR_CONFLICT: a hand-off of this server is under way. Returns -1. */
 int fleet_refuse_handoff(const struct fleet_session *s, struct err *e);
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
@@ -40,13 +45,30 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
                            const struct err *why);
 
 /* part_drop_failed - drop a part if its request failed. The caller holds the lock. */
-void part_drop_failed(struct fleet_part *p, const struct fleet_result *results);
+void part_drop_failed(struct fleet_part *p, const struct fleet_result *result);
 
 /* fleet_wake_parts - wake engines that may have missed the last wake, since tensors that come while
  * the weights are asleep make them crash, and drop those that refuse. Not an SGLang: it crashes by
  * a second wake. The caller owns the operation lock. Blocks: up to FLEET_SLEEP_US. Errors:
  * fleet_request's; ERR_NO_MEMORY. */
 int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+
+/* fleet_drain_parts - wait until the engines that are about to be paused run none of the generate
+ * requests of this server. New ones wait for a permit since s->prepare_begun. Ends early when the
+ * update is closed, or a trainer pauses: what it keeps goes on after the update. Does nothing
+ * without --on-update finish.
+ * Parts whose requests have not ended within half of --update-timeout drain late.
+ * Threads: the one that sends tensors; no lock held. Blocks: that long. */
+void fleet_drain_parts(struct fleet_control *fc, struct fleet_session *s);
+
+/* fleet_drain_pause - the pause before the first byte: `wait` where the engine can wait, after a
+ * drain; `abort` if it drains late; else `keep`. Static. */
+const struct api_pause *fleet_drain_pause(struct fleet_control *fc, const struct fleet_part *p);
+
+/* fleet_drain_note_overwrites - the parts are paused: what they have made was made by the version
+ * before (fleet_note_overwrite). Blocks: up to a second for the ends of replies that were aborted
+ * just now. */
+void fleet_drain_note_overwrites(struct fleet_control *fc, const struct fleet_session *s);
 
 /* fleet_must_start_parts - has an engine to be told to start before it gets these tensors?
  * fleet_start_parts - tell those engines to start, and drop the ones that refuse. An engine that
@@ -64,10 +86,6 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
  * fleet_query's. */
 int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
-/* fleet_set_cause - the error for the client, from the parts that are out.
- * @e  clean; set. No lock held. */
-void fleet_set_cause(struct fleet_control *fc, struct fleet_session *s, struct err *e);
-
 /* fleet_release_unchanged - for engines that are paused for the update and unchanged: close their
  * own updates, restore their versions, and resume them. An engine on which that fails is fenced. An
  * engine that was fenced before stays paused. The caller owns the operation lock.
@@ -78,7 +96,7 @@ void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, 
  * The caller owns the operation lock. */
 void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_fence_parts - fence the engines in doubt; after the end of the session also the dirty ones.
+/* fleet_fence_parts - fence the torn engines that are out, or all after the end of the session.
  * No lock held. */
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
 
@@ -86,13 +104,10 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
  * marker yet, right before it is paused. An engine on which that fails is dropped.
  * fleet_set_dirty_markers - once they are paused, replace it by the dirty marker:
  * FLEET_DIRTY_MARKER and the update's id. An engine on which that fails is dropped; one whose
- * answer was lost is in doubt.
- * @named  zeroed; set: the engines that reported a version, and so can have a marker
+ * answer was lost is torn. One that reported no version can have no marker.
  * The caller owns the operation lock. Blocks: up to the time of a step. Errors: fleet_request's. */
-int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct part_set *named,
-                          struct err *e);
-int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
-                            const struct part_set *named, struct err *e);
+int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
 /* fleet_clear_dirty_markers - give unchanged engines their old versions back, if they still have
  * our marker. An engine on which that fails, and one that was out of step before, is in doubt. The
@@ -109,26 +124,22 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
                               struct err *e);
 
 /* fleet_set_new_labels - give the new version to engines that finished by a request which takes no
- * version and still report our marker, before they are resumed. One on which that fails, or that
- * reports anything else, is dropped and fenced. The caller owns the operation lock. Blocks: up to
- * the time of two steps.
- * @with  sent with the new version
- * @why   clean; set: nothing was sent */
-void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s,
+ * version and still report our marker. One on which that fails, or that reports anything else, is
+ * dropped and fenced. The caller owns the operation lock. Blocks: up to the time of three steps.
+ * @resumed  after the resume, and all engines: only some releases are known to need it, and these
+ *           get it before the resume
+ * @with     sent with the new version; NULL: nothing
+ * @why      clean; set: nothing was sent */
+void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, bool resumed,
                           struct fanout_with *with, struct err *why);
-
-/* fleet_label_parts - check that each engine that finished reports the new version. An engine that
- * still reports our marker, because its finish took no version, gets it now. An engine on which
- * that fails, or that reports anything else, is dropped and fenced. The caller owns the operation
- * lock. Blocks: up to the time of three steps. */
-void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_recover - ask batons that may still have an update open, and abort it there. Before a
  * start. The caller owns the operation lock. Blocks: up to the time of a step and
  * FLEET_ABORT_US. */
 void fleet_recover(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_abort_parts - tell two-phase engines that the update is aborted. */
+/* fleet_abort_parts - tell two-phase engines that their own updates, of which the ids are known,
+ * are aborted. @reason  NULL: none */
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason);
 
 #endif

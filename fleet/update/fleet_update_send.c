@@ -5,7 +5,6 @@
  * then: their own start may already take the weights apart. */
 #include "fleet/update/fleet_update_priv.h"
 
-#include "fleet/update/fleet_drain.h"
 #include "fleet/want/fleet_group_join.h"
 
 #include <assert.h>
@@ -21,45 +20,30 @@ static bool is_running(const struct fleet_part *p, const void *arg)
 {
     const struct fleet_control *fc = arg;
 
-    return !p->two_phase && part_takes_part(p) && !fc->sleep.weights && !fc->sleep.kv &&
+    return !p->two_phase && !p->out && !fc->sleep.weights && !fc->sleep.kv &&
            !(p->before == PART_WAS_IN_STEP && upstream_gate(p->upstream) == GATE_PAUSED);
-}
-
-static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
-{
-    (void)part;
-    (void)arg;
-    part_drop_failed(p, result);
 }
 
 /* A resume does not touch these engines any more once this has begun (prepare_begun). What need not
  * be done while they stand still is done right before, in the pause lock: not before a trainer's
- * pause, in which engines may be replaced.
- * @late   as of fleet_drain_parts
- * @named  as of fleet_read_old_labels */
+ * pause, in which engines may be replaced. */
 static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
-                       const struct api_tensors *tensors, const struct part_set *late,
-                       struct part_set *named, struct err *e)
+                       const struct api_tensors *tensors, struct err *e)
 {
-    struct api_pause pauses[FLEET_MAX];
     struct api_args args[FLEET_MAX];
-    const struct fanout f = {
-        .op = API_PAUSE, .of = args, .select = is_running, .on_result = on_paused, .arg = fc};
+    const struct fanout f = {.op = API_PAUSE, .of = args, .select = is_running, .arg = fc};
     int rc = -1;
 
-    fleet_drain_pauses(fc, s, late, pauses);
     for (size_t i = 0; i < s->n_parts; i++)
-        args[i] = (struct api_args){.pause = &pauses[i]};
-
+        args[i] = (struct api_args){.pause = fleet_drain_pause(fc, &s->parts[i])};
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
     if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
-        if (fleet_send_packing(fc, s, tensors, e) == 0 &&
-            fleet_read_old_labels(fc, s, named, e) == 0) {
+        if (fleet_send_packing(fc, s, tensors, e) == 0 && fleet_read_old_labels(fc, s, e) == 0) {
             mtx_lock(&fc->lock);
             s->pausing = true;
             mtx_unlock(&fc->lock);
-            rc = fanout_apply(fc, s, &f, e);
+            rc = fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
         }
         fleet_pause_unlock(fc);
     }
@@ -69,10 +53,8 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
 
 /* Returns: -1 also if the update was aborted meanwhile, or too few engines are left. */
 static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
-                             const struct api_tensors *tensors, const struct part_set *late,
-                             struct err *e)
+                             const struct api_tensors *tensors, struct err *e)
 {
-    struct part_set named = {{false}};
     int rc = -1;
 
     assert(fleet_owns_update_lock(fc));
@@ -80,16 +62,14 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
         return fleet_refuse_closed(s, e);
     if (!s->repair) /* its engines get no requests, and the others go on */
         fleet_set_updating(fleet_of(fc), true);
-    if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, late, &named, e) == 0) {
-        fleet_drain_note_overwrites(fc, s, late);
-        if (fleet_set_dirty_markers(fc, s, &named, e) == 0)
+    if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, e) == 0) {
+        fleet_drain_note_overwrites(fc, s);
+        if (fleet_set_dirty_markers(fc, s, e) == 0)
             rc = fleet_start_parts(fc, s, tensors, e);
     }
-    if (rc == 0)
+    if (rc == 0) {
         fleet_release_unchanged(fc, s, true);
-    if (rc == 0 && !fleet_has_quorum(fc, s)) {
-        fleet_set_cause(fc, s, e);
-        rc = -1;
+        rc = fleet_require_quorum(fc, s, e);
     }
     mtx_lock(&fc->lock);
     s->prepared = rc == 0;
@@ -109,18 +89,17 @@ static void set_prepare_begun(struct fleet_control *fc, struct fleet_session *s,
 static int prepare_parts(struct fleet_control *fc, struct fleet_session *s,
                          const struct api_tensors *tensors, struct err *e)
 {
-    struct part_set late;
     int rc;
 
     if (!fleet_session_overwrites(s) || (s->prepared && !fleet_must_start_parts(fc, s, tensors)))
         return 0;
     set_prepare_begun(fc, s, true);
-    fleet_drain_parts(fc, s, &late); /* without the lock: it can be aborted meanwhile */
+    fleet_drain_parts(fc, s); /* without the lock: it can be aborted meanwhile */
     if (fleet_step_lock(fc, NULL, "the start of an update", e) != 0) {
         set_prepare_begun(fc, s, s->prepared);
         return -1;
     }
-    rc = prepare_with_lock(fc, s, tensors, &late, e);
+    rc = prepare_with_lock(fc, s, tensors, e);
     fleet_op_unlock(fc);
     return rc;
 }
@@ -177,7 +156,6 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
 {
     struct fleet_group *group;
     struct err never = {0}, ended = {0};
-    bool has_quorum;
     int rc;
 
     (void)err_set(&never, ERR_CONFLICT, "", "it has not joined the group with the trainer");
@@ -193,49 +171,48 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (part_takes_part(p) && !fleet_group_has(fc, group, p->upstream))
+        if (!p->out && !fleet_group_has(fc, group, p->upstream))
             part_drop(p, FLEET_SKIPPED, 0,
                       fleet_group_member_of(group, p->upstream) != NULL ? &ended : &never);
     }
-    has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);
-    if (rc != 0)
-        return rc;
-    if (!has_quorum)
-        fleet_set_cause(fc, s, e);
-    return has_quorum ? 0 : -1;
+    return rc == 0 ? fleet_require_quorum(fc, s, e) : rc;
+}
+
+static const struct api_args *args_for(const struct fleet_tensors *t, size_t part)
+{
+    return t->of != NULL && t->of[part].tensors != NULL ? &t->of[part] : &t->args;
 }
 
 /* Tensors of an update that was aborted meanwhile are not sent: its engines have been resumed. */
 static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
-                           const struct fleet_batch *b, struct err *e)
+                           const struct fleet_tensors *t, struct fleet_batch *b, struct err *e)
 {
     int rc = 0;
 
     mtx_lock(&fc->lock);
     if (!fleet_session_is_open(s))
         rc = fleet_refuse_closed(s, e);
-    for (size_t i = 0; rc == 0 && i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
+    for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
 
-        if (p->two_phase)
+        if (p->out)
             continue;
-        if (p->state == PART_CLEAN)
+        if (part_is_unchanged(p))
             fleet_incarnation_of(fc, p->upstream, &p->incarnation);
-        part_apply(p, PART_ON_SEND);
+        part_send(p);
+        batch_add(b, s, i, args_for(t, i));
     }
     mtx_unlock(&fc->lock);
     return rc;
 }
 
-/* @event  PART_ON_REFUSED: nothing was sent; PART_ON_DOUBT: the answers are lost */
-static void apply_unanswered(struct fleet_control *fc, struct fleet_session *s,
-                             const struct fleet_batch *b, enum part_event event)
+static void apply_unsent(struct fleet_control *fc, struct fleet_session *s,
+                         const struct fleet_batch *b)
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; fleet_session_is_open(s) && i < b->n; i++)
-        if (!s->parts[b->part[i]].two_phase)
-            part_apply(&s->parts[b->part[i]], event);
+        part_not_taken(&s->parts[b->part[i]]);
     mtx_unlock(&fc->lock);
 }
 
@@ -286,7 +263,7 @@ static size_t n_dropped(struct fleet_control *fc, const struct fleet_session *s)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].state == PART_DROPPED;
+        n += s->parts[i].out && part_is_unchanged(&s->parts[i]);
     mtx_unlock(&fc->lock);
     return n;
 }
@@ -305,11 +282,6 @@ static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
     fleet_op_unlock(fc);
 }
 
-static const struct api_args *args_for(const struct fleet_tensors *t, size_t part)
-{
-    return t->of != NULL && t->of[part].tensors != NULL ? &t->of[part] : &t->args;
-}
-
 static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet_session *s,
                                           const struct fleet_tensors *t, struct err *e)
 {
@@ -317,12 +289,7 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
     struct fleet_result *results = NULL;
     struct fleet_batch b = {0};
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, args_for(t, i));
-    mtx_unlock(&fc->lock);
-    if (begin_receiving(fc, s, &b, e) != 0)
+    if (begin_receiving(fc, s, t, &b, e) != 0)
         return VERDICT_RETRY;
     if (fleet_request(fc, API_UPDATE_WEIGHTS, b.targets, b.n, fleet_update_us(fc), &results, e) ==
         0) {
@@ -330,9 +297,8 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
         verdict = apply_send_results(fc, s, &b, results, t->args.tensors->chunk_id != NULL, e);
     } else if (e->code == ERR_DRAINING) {
         note_mapped(t, &b, NULL);
-        apply_unanswered(fc, s, &b, PART_ON_DOUBT);
     } else {
-        apply_unanswered(fc, s, &b, PART_ON_REFUSED);
+        apply_unsent(fc, s, &b);
     }
     fleet_results_free(results, b.n);
     return verdict;
@@ -345,8 +311,8 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
     struct fleet_batch b = {0};
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
+    for (size_t i = 0; fleet_session_is_open(s) && i < s->n_parts; i++)
+        if (!s->parts[i].two_phase && !s->parts[i].out)
             batch_add(&b, s, i, args_for(t, i));
     mtx_unlock(&fc->lock);
     return fleet_validate(fc, API_UPDATE_WEIGHTS, b.targets, b.n, e);
@@ -422,21 +388,19 @@ int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, struct 
                       const struct err *why, struct err *e)
 {
     struct err ignored = {0};
-    size_t min_ready;
+    int rc;
 
     if (sending_begin(fc, s, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
-    min_ready = fleet_session_min_ready_locked(fc, s);
     for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++)
-        if (s->parts[i].upstream == upstream && part_takes_part(&s->parts[i]))
+        if (s->parts[i].upstream == upstream && !s->parts[i].out)
             part_drop(&s->parts[i], FLEET_UNKNOWN, 0, why);
-    if (!fleet_session_has_quorum(s, min_ready))
-        fleet_session_cause_error(s, min_ready, e);
     mtx_unlock(&fc->lock);
     fleet_fence_parts(fc, s);
+    rc = fleet_require_quorum(fc, s, e);
     sending_end(fc, s);
-    if (e->code != ERR_NONE)
+    if (rc != 0)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
-    return e->code == ERR_NONE ? 0 : -1;
+    return rc;
 }

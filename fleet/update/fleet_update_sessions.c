@@ -7,28 +7,26 @@
 #include <stdio.h>
 #include <string.h>
 
-struct fleet_session *fleet_open_session(struct fleet_control *fc)
+static struct fleet_session *open_session(struct fleet_control *fc, bool starting)
 {
     struct fleet_session *s;
 
     mtx_lock(&fc->lock);
-    s = fc->session;
+    s = fc->session == NULL && starting ? fc->starting : fc->session;
     if (s != NULL)
         s->n_refs++;
     mtx_unlock(&fc->lock);
     return s;
 }
 
+struct fleet_session *fleet_open_session(struct fleet_control *fc)
+{
+    return open_session(fc, false);
+}
+
 struct fleet_session *fleet_shown_session(struct fleet_control *fc)
 {
-    struct fleet_session *s;
-
-    mtx_lock(&fc->lock);
-    s = fc->session != NULL ? fc->session : fc->starting;
-    if (s != NULL)
-        s->n_refs++;
-    mtx_unlock(&fc->lock);
-    return s;
+    return open_session(fc, true);
 }
 
 bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us)
@@ -93,7 +91,7 @@ bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_sessio
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++)
-        has = has || (s->parts[i].upstream == upstream && part_takes_part(&s->parts[i]));
+        has = has || (s->parts[i].upstream == upstream && !s->parts[i].out);
     mtx_unlock(&fc->lock);
     return has;
 }
@@ -119,11 +117,14 @@ bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s)
     return has_quorum;
 }
 
-void fleet_set_cause(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+int fleet_require_quorum(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
+    if (fleet_has_quorum(fc, s))
+        return 0;
     mtx_lock(&fc->lock);
     fleet_session_cause_error(s, fleet_session_min_ready_locked(fc, s), e);
     mtx_unlock(&fc->lock);
+    return -1;
 }
 
 int fleet_refuse_handoff(const struct fleet_session *s, struct err *e)
@@ -183,9 +184,7 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
         bool torn;
 
         mtx_lock(&fc->lock);
-        torn = p->state == PART_IN_DOUBT ||
-               (!fleet_session_is_open(s) &&
-                (p->state == PART_RECEIVING || p->state == PART_DIRTY));
+        torn = p->weights == PART_TORN && (p->out || !fleet_session_is_open(s));
         why = p->why;
         mtx_unlock(&fc->lock);
         if (!torn)
@@ -236,15 +235,11 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
 /* One that fails in the call by which its trainer ends it has no rest. */
 static void note_cut_off_locked(struct fleet_control *fc, struct fleet_session *s, bool aborted)
 {
-    if (!s->anonymous)
-        return;
-    fleet_session_unref(fc->cut_off);
-    fc->cut_off = NULL;
-    if (aborted && s->coverage != NULL &&
-        (s->phase == UPDATE_OPEN || s->phase == UPDATE_RECEIVING)) {
-        fc->cut_off = s;
-        s->n_refs++;
-    }
+    bool cut = aborted && s->coverage != NULL &&
+               (s->phase == UPDATE_OPEN || s->phase == UPDATE_RECEIVING);
+
+    if (s->anonymous)
+        fc->cut_off = cut ? s : NULL;
 }
 
 void fleet_end_release(struct fleet_control *fc)
@@ -271,12 +266,13 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
     fleet_fence_parts(fc, s);
     mtx_lock(&fc->lock);
     if (fc->session == s) {
+        if (fc->cut_off == fc->ended[FLEET_ENDED_SESSIONS_MAX - 1])
+            fc->cut_off = NULL;
         fleet_session_unref(fc->ended[FLEET_ENDED_SESSIONS_MAX - 1]);
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
         fc->session = NULL;
         fc->releasing = s;
-        fleet_session_end(s);
     }
     mtx_unlock(&fc->lock);
 }

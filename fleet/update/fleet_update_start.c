@@ -45,6 +45,15 @@ static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
     return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
 }
 
+/* May an earlier update, of this server or one before it, still be open there? A start that an
+ * engine answered with an error may have opened one; it is closed by a hand-off only, because
+ * another client may have opened it where this server is not the only one that updates engines. */
+static bool may_have_open_update(const struct fleet_session *s, const struct fleet_part *p,
+                                 bool first_update)
+{
+    return p->before != PART_WAS_IN_STEP || first_update || s->handoff;
+}
+
 static void parts_init(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_target *targets)
 {
@@ -57,6 +66,7 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
 
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
         p->upstream = upstream_ref(targets[i].upstream);
+        p->number = upstream_number(p->upstream);
         p->two_phase = upstream_caps_of(targets[i].upstream)->two_phase;
         p->no_process_id = !upstream_caps_of(targets[i].upstream)->status_names_process;
         p->finish_takes_no_label = upstream_caps_of(targets[i].upstream)->finish_takes_no_version;
@@ -66,7 +76,8 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
                     : info.synced ? PART_WAS_IN_STEP
                     : undecided   ? PART_WAS_UNDECIDED
                                   : PART_WAS_OUT_OF_STEP;
-        p->first_update = info.serial == 0;
+        if (!p->two_phase && may_have_open_update(s, p, info.serial == 0))
+            p->own_update = PART_UPDATE_EARLIER;
     }
 }
 
@@ -107,9 +118,6 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
             results[i].outcome = FLEET_UNKNOWN;
         if (results[i].outcome == FLEET_OK)
             check_process(fc, s, p, &results[i]);
-        p->own_update = results[i].outcome == FLEET_OK ? PART_UPDATE_OPEN : PART_UPDATE_CLOSED;
-        if (results[i].outcome == FLEET_UNKNOWN)
-            fleet_engine(p->upstream)->update_in_doubt = true;
     }
     fleet_session_set_report(s, results, b->n);
     cause = fleet_results_cause(results, b->n);
@@ -125,7 +133,7 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_update_request *req, struct fleet_results *replies,
                        struct err *e)
 {
-    struct fleet_batch b = {0}, others = {0};
+    struct fleet_batch b = {0};
     const struct api_args args = {.native = req->native,
                                   .selector = req->selector,
                                   .convert = req->convert,
@@ -134,9 +142,10 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
     int rc = -1;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        batch_add(s->parts[i].two_phase ? &b : &others, s, i, &args);
+        if (s->parts[i].two_phase)
+            batch_add(&b, s, i, &args);
     fleet_recover(fc, s);
-    if (fleet_validate(fc, API_START_UPDATE, others.targets, others.n, e) == 0 &&
+    if (fanout_validate(fc, s, API_START_UPDATE, &args, e) == 0 &&
         fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) == 0)
         rc = apply_start_results(fc, s, &b, results, e);
     if (rc == 0)
@@ -147,67 +156,46 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
 }
 
 /* A partial update keeps the tensors that it does not bring, so of the engines that answer only
- * those that serve the fleet's version take part. */
-static int keep_engines_in_step(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
-                                struct err *e)
-{
-    size_t n_kept = 0, min_ready = fleet_min_ready(fc);
-    struct upstream_info info;
-
-    for (size_t i = 0; i < *n; i++) {
-        fleet_info(fleet_of(fc), targets[i].upstream, &info);
-        if (info.synced && !info.fenced)
-            targets[n_kept++] = targets[i];
-    }
-    *n = n_kept;
-    return n_kept >= min_ready
-               ? 0
-               : err_set(e, ERR_UNSYNCED, "/partial",
-                         "a partial update keeps the rest of what is served: %zu upstreams serve "
-                         "the fleet's version, and --min-ready is %zu; send a whole one",
-                         n_kept, min_ready);
-}
-
-/* That engine, if it answers and does not serve the fleet's version. */
-static int keep_engine_behind(struct fleet_control *fc, const struct upstream_list *all,
-                              const struct upstream *upstream, struct fleet_target *targets,
-                              size_t *n, struct err *e)
-{
-    struct upstream_info info;
-    size_t n_kept = 0;
-
-    *n = fleet_reachable(fc, all, NULL, targets);
-    for (size_t i = 0; i < *n; i++) {
-        fleet_info(fleet_of(fc), targets[i].upstream, &info);
-        if (targets[i].upstream == upstream && (!info.synced || info.fenced))
-            targets[n_kept++] = targets[i];
-    }
-    *n = n_kept;
-    return n_kept > 0 ? 0
-                      : err_set(e, ERR_CONFLICT, "",
-                                "the upstream does not answer, or serves the fleet's version");
-}
-
+ * those that serve the fleet's version take part; in a repair the one that does not. */
 static int choose_engines(struct fleet_control *fc, const struct upstream_list *all,
                           const struct fleet_update_request *req, struct fleet_target *targets,
                           size_t *n, struct err *e)
 {
+    size_t n_kept = 0, min_ready = fleet_min_ready(fc);
+    struct upstream_info info;
+
     if (req->repair)
-        return keep_engine_behind(fc, all, req->upstream, targets, n, e);
-    if (fleet_reachable_quorum(fc, all, NULL, targets, n, e) != 0)
+        *n = fleet_reachable(fc, all, NULL, targets);
+    else if (fleet_reachable_quorum(fc, all, NULL, targets, n, e) != 0)
         return -1;
-    return req->partial ? keep_engines_in_step(fc, targets, n, e) : 0;
+    for (size_t i = 0; i < *n; i++) {
+        bool in_step;
+
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        in_step = info.synced && !info.fenced;
+        if (req->repair ? targets[i].upstream == req->upstream && !in_step
+                        : !req->partial || in_step)
+            targets[n_kept++] = targets[i];
+    }
+    *n = n_kept;
+    if (req->repair && n_kept == 0)
+        return err_set(e, ERR_CONFLICT, "",
+                       "the upstream does not answer, or serves the fleet's version");
+    if (req->partial && n_kept < min_ready)
+        return err_set(e, ERR_UNSYNCED, "/partial",
+                       "a partial update keeps the rest of what is served: %zu upstreams serve "
+                       "the fleet's version, and --min-ready is %zu; send a whole one",
+                       n_kept, min_ready);
+    return 0;
 }
 
 /* The status shows a copy until all engines have answered: the session itself is not shared yet. */
 static int show_starting(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
-    struct fleet_session *copy;
+    struct fleet_session *copy = fleet_update_copy(fc, s);
 
-    if (fleet_session_new(&copy, s->n_parts, e) != 0)
-        return -1;
-    memcpy(copy, s, sizeof *s + s->n_parts * sizeof s->parts[0]);
-    fleet_session_hold_engines(copy);
+    if (copy == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an update");
     copy->starting = true;
     mtx_lock(&fc->lock);
     fc->starting = copy;

@@ -258,7 +258,7 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (!p->two_phase && part_takes_part(p))
+        if (!p->two_phase && !p->out)
             list[n++] = (struct fleet_cache_reset){.upstream = p->upstream,
                                                    .paused = upstream_may_be_paused(p->upstream),
                                                    .preempt = fleet_recomputes_kv(fc),

@@ -17,7 +17,7 @@
 static json_t *part_json(const struct fleet_session *s, const struct fleet_part *p,
                          const char *name)
 {
-    bool ok = part_takes_part(p) && (fleet_session_is_open(s) || p->state == PART_FINISHED);
+    bool ok = !p->out && (fleet_session_is_open(s) || part_has_finished(p));
     const char *error = p->why.code != ERR_NONE ? p->why.msg : NULL;
     char cache_error[ERR_MSG_MAX];
 
@@ -34,7 +34,7 @@ static const struct fleet_part *part_of(const struct fleet_session *s,
                                         const struct upstream *upstream)
 {
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].upstream == upstream)
+        if (s->parts[i].number == upstream_number(upstream))
             return &s->parts[i];
     return NULL;
 }
@@ -121,7 +121,7 @@ json_t *fleet_session_json(const struct app *app, struct fleet_session *s)
     if (copy == NULL)
         return NULL;
     reply = session_json(app, copy);
-    fleet_update_copy_free(copy);
+    fleet_unref(app->fleet->control, copy);
     return reply;
 }
 
@@ -137,7 +137,7 @@ json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
         update_phase_name(copy->phase), "upstreams", parts_json(app, copy), "n_missing",
         json_deep_copy(json_object_get(api_object_json(copy->report), "n_missing")), "missing",
         json_deep_copy(json_object_get(api_object_json(copy->report), "missing")));
-    fleet_update_copy_free(copy);
+    fleet_unref(app->fleet->control, copy);
     return details;
 }
 

@@ -25,6 +25,7 @@ struct world {
     struct fleet_session *s;
     char asked[N + 1], taken[N + 1], fenced[N + 1]; /* '.': not asked, else its result */
     const char *answers; /* of each: g(ood), r(efused); NULL: no request can be made */
+    bool drains;         /* the answers are lost */
 };
 
 static struct world *world; /* of the running test */
@@ -47,6 +48,8 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
     assert_int_equal(op, API_PAUSE);
     assert_int_equal(timeout_us, 1000);
     mtx_assert_none();
+    if (world->drains)
+        return err_set(e, ERR_DRAINING, "", "this server stops");
     if (world->answers == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no request can be made");
     *results = calloc(n, sizeof **results);
@@ -105,35 +108,33 @@ static int teardown(void **state)
     return 0;
 }
 
-static bool is_clean(const struct fleet_part *p, const void *arg)
+static bool is_clean_but_the_first(const struct fleet_part *p, const void *arg)
 {
     const struct world *w = arg;
 
     mtx_assert_held(&w->fc.lock);
-    return p->state == PART_CLEAN;
+    return p != &w->s->parts[0] && !p->out && part_is_unchanged(p);
 }
 
-static void take(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
+static void take(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     struct world *w = arg;
+    size_t part = (size_t)(p - w->s->parts);
 
     mtx_assert_held(&w->fc.lock);
     assert_ptr_equal(p->upstream, result->upstream);
-    assert_ptr_equal(p, &w->s->parts[part]);
+    assert_in_range(part, 0, N - 1);
     assert_int_equal(w->taken[part], '.');
     w->taken[part] = result->outcome == FLEET_OK        ? 'g'
                      : result->outcome == FLEET_REFUSED ? 'r'
                                                         : 'x';
 }
 
-static const struct part_set but_the_first = {{false, true, true, true}};
-
 static struct fanout pause_of(struct world *w)
 {
     return (struct fanout){.op = API_PAUSE,
                            .timeout_us = 1000,
-                           .only = &but_the_first,
-                           .select = is_clean,
+                           .select = is_clean_but_the_first,
                            .on_result = take,
                            .arg = w};
 }
@@ -145,9 +146,9 @@ static void test_fanout_apply_asks_the_selected_parts(void **state)
     struct err e = {0};
 
     w->answers = "ggrg";
-    w->s->parts[1].state = PART_DROPPED;
+    w->s->parts[1].out = true;
     f.fence_failed = true;
-    assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), 0);
+    assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), 2);
     assert_string_equal(w->asked, "..rg");
     assert_string_equal(w->taken, "..rg");
     assert_string_equal(w->fenced, "..x.");
@@ -164,19 +165,42 @@ static void test_fanout_apply_applies_nothing_on_failure(void **state)
     assert_string_equal(w->taken, "....");
 }
 
-static void test_fanout_apply_or_fail_fails_each_part(void **state)
+static void test_fanout_apply_can_fail_each_part(void **state)
 {
     struct world *w = *state;
     struct fanout f = pause_of(w);
-    struct err why = {0};
+    struct err e = {0};
 
-    fanout_apply_or_fail(&w->fc, w->s, &f, &why);
+    f.fail_each = f.fence_failed = true;
+    assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), -1);
     assert_string_equal(w->taken, ".xxx");
-    memset(w->taken, '.', N);
-    w->answers = "gggg"; /* it is not tried, for the earlier reason */
-    fanout_apply_or_fail(&w->fc, w->s, &f, &why);
-    assert_string_equal(w->asked, "....");
+    assert_string_equal(w->fenced, ".xxx");
+}
+
+/* The requests may have been executed. */
+static void test_fanout_apply_fails_each_part_whose_answer_is_lost(void **state)
+{
+    struct world *w = *state;
+    struct fanout f = pause_of(w);
+    struct err e = {0};
+
+    w->drains = true;
+    assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), -1);
+    assert_int_equal(e.code, ERR_DRAINING);
     assert_string_equal(w->taken, ".xxx");
+}
+
+static void test_fanout_apply_drops_failed_parts(void **state)
+{
+    struct world *w = *state;
+    struct fanout f = pause_of(w);
+    struct err e = {0};
+
+    w->answers = "ggrg";
+    f.on_result = NULL;
+    assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), 3);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(w->s->parts[i].out, i == 2);
 }
 
 static void test_fanout_apply_of_no_part_does_nothing(void **state)
@@ -186,7 +210,7 @@ static void test_fanout_apply_of_no_part_does_nothing(void **state)
     struct err e = {0};
 
     for (size_t i = 0; i < N; i++)
-        w->s->parts[i].state = PART_FINISHED;
+        w->s->parts[i].weights = PART_NEW;
     w->s->sending = false;
     assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), 0);
     assert_string_equal(w->asked, "....");
@@ -198,7 +222,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fanout_apply_asks_the_selected_parts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fanout_apply_applies_nothing_on_failure, setup,
                                         teardown),
-        cmocka_unit_test_setup_teardown(test_fanout_apply_or_fail_fails_each_part, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fanout_apply_can_fail_each_part, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fanout_apply_fails_each_part_whose_answer_is_lost,
+                                        setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fanout_apply_drops_failed_parts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fanout_apply_of_no_part_does_nothing, setup, teardown),
     };
 

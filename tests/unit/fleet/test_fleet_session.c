@@ -1,6 +1,8 @@
 /* What the results of the engines mean for an update of several engines. */
 #include "fleet/update/fleet_session.h"
 
+#include "fleet/members/fleet_priv.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,8 +21,7 @@ struct row {
     size_t min_ready;
     bool repeats;
     enum session_verdict verdict;
-    const char
-        *after; /* of each: '.' takes part, 't' too and is dirty, 'o' out, 'f' out and in doubt */
+    const char *after; /* of each: '.' takes part, 't' too and is torn, 'o' out, 'f' out and torn */
 };
 
 static const struct row rows[] = {
@@ -89,12 +90,7 @@ static struct fleet_session *session_of(const char *parts)
 
 static char letter_of(const struct fleet_part *p)
 {
-    static const char letters[PART_STATES] = {
-        [PART_CLEAN] = '.',      [PART_RECEIVING] = 'r', [PART_DIRTY] = 't',
-        [PART_FINISHED] = '+',   [PART_DROPPED] = 'o',   [PART_IN_DOUBT] = 'f',
-        [PART_NOT_RESUMED] = 's'};
-
-    return letters[p->state];
+    return (p->out ? "of?" : ".t+")[p->weights];
 }
 
 static void test_fleet_session_apply_results_by_the_rules(void **state)
@@ -109,8 +105,7 @@ static void test_fleet_session_apply_results_by_the_rules(void **state)
 
         for (size_t k = 0; k < N; k++) {
             results[k] = result_of(rows[i].parts[3 * k + 1]);
-            if (!s->parts[k].two_phase)
-                part_apply(&s->parts[k], PART_ON_SEND);
+            part_send(&s->parts[k]);
         }
         assert_int_equal(
             fleet_session_apply_results(s, results, all, N, rows[i].min_ready, rows[i].repeats),
@@ -122,18 +117,19 @@ static void test_fleet_session_apply_results_by_the_rules(void **state)
     }
 }
 
-/* A part that had tensors before stays dirty, also when the next request is not sent. */
-static void test_fleet_session_apply_results_keeps_a_dirty_part(void **state)
+/* A part that had tensors before stays torn, also when the next request is not sent. */
+static void test_fleet_session_apply_results_keeps_a_torn_part(void **state)
 {
     static const size_t first[1] = {0};
     struct fleet_session *s = session_of("lu lu lu");
     struct fleet_result result = result_of('u');
 
     (void)state;
-    s->parts[0].state = PART_DIRTY;
-    part_apply(&s->parts[0], PART_ON_SEND);
+    s->parts[0].weights = PART_TORN;
+    part_send(&s->parts[0]);
     assert_int_equal(fleet_session_apply_results(s, &result, first, 1, 3, false), VERDICT_RETRY);
-    assert_int_equal(s->parts[0].state, PART_DIRTY);
+    assert_int_equal(s->parts[0].weights, PART_TORN);
+    assert_false(s->parts[0].out);
     fleet_session_unref(s);
 }
 
@@ -202,14 +198,40 @@ static void test_fleet_session_cause_error_prefers_a_refusal(void **state)
     fleet_session_unref(s);
 }
 
+/* What uses a session may send requests to its engines; what only shows it does not keep them. */
+static void test_fleet_session_that_ended_lets_its_engines_go(void **state)
+{
+    struct fleet_session *s = session_of("l. l. l.");
+    struct upstream *u = upstream_new(NULL);
+
+    (void)state;
+    assert_non_null(u);
+    s->parts[0].upstream = u;
+    upstream_loosen(upstream_ref(u)); /* as a list has it */
+    s->n_refs = 3;
+    fleet_session_unref(s);
+    fleet_session_unref(s);
+    assert_ptr_equal(s->parts[0].upstream, u);
+    s->n_refs = 3;
+    s->phase = UPDATE_ABORTED;
+    fleet_session_unref(s);
+    assert_false(upstream_is_idle(u));
+    fleet_session_unref(s);
+    assert_null(s->parts[0].upstream);
+    assert_true(upstream_is_idle(u));
+    fleet_session_unref(s);
+    upstream_unref_loose(u);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fleet_session_apply_results_by_the_rules),
-        cmocka_unit_test(test_fleet_session_apply_results_keeps_a_dirty_part),
+        cmocka_unit_test(test_fleet_session_apply_results_keeps_a_torn_part),
         cmocka_unit_test(test_fleet_session_has_quorum),
         cmocka_unit_test(test_fleet_session_counts_no_removed_engine),
         cmocka_unit_test(test_fleet_session_cause_error_prefers_a_refusal),
+        cmocka_unit_test(test_fleet_session_that_ended_lets_its_engines_go),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

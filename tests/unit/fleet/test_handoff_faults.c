@@ -9,7 +9,7 @@
  * without another push.
  *
  * BATON_SEED=n runs one seed and prints what happens; BATON_SEEDS=n runs so many. */
-#include "update_faults_world.h"
+#include "update_faults_watch.h"
 
 #include "fleet/ask/fleet_sleep.h"
 #include "fleet/handoff/handoff.h"
@@ -365,6 +365,7 @@ static void fleet_begin(unsigned seed)
     unsigned n;
 
     world_begin(seed);
+    w.watch = watch_parts;
     me = w.turn = OTHER;
     w.fault_percent = draw(3) == 0 ? 0 : 2 + draw(20);
     w.all_fail_percent = draw(3) == 0 ? 0 : draw(12);
@@ -452,6 +453,7 @@ static void quiet_begin(unsigned n, unsigned min_ready)
     struct err e = {0};
 
     world_begin(1);
+    w.watch = watch_parts;
     me = w.turn = OTHER;
     world_open(n, min_ready, true);
     for (size_t i = 0; i < n; i++)

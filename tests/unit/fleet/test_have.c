@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -118,6 +119,49 @@ static void test_one_that_may_be_another_keeps_what_is_so_in_both(void **state)
     assert_int_equal(have.gate, GATE_UNKNOWN);
 }
 
+/* A baton's own update: after which calls, in order (s(tart), f(inish), a(bort); capitals: refused,
+ * the answer of `x` is lost, p: another process), it may be open. */
+static void test_own_update_is_closed_only_by_an_answer(void **state)
+{
+    static const struct {
+        const char *calls;
+        enum own_fact own;
+    } rows[] = {
+        {"", OWN_NOT_OURS},  {"S", OWN_NOT_OURS}, {"s", OWN_OPEN},     {"sf", OWN_CLOSED},
+        {"sF", OWN_OPEN},    {"sa", OWN_CLOSED},  {"sA", OWN_OPEN},    {"sx", OWN_UNKNOWN},
+        {"x", OWN_UNKNOWN},  {"xA", OWN_UNKNOWN}, {"xa", OWN_CLOSED},  {"sp", OWN_UNKNOWN},
+        {"p", OWN_NOT_OURS}, {"sfp", OWN_CLOSED}, {"xp", OWN_UNKNOWN}, {"saS", OWN_CLOSED},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        (void)setup(state);
+        for (const char *c = rows[i].calls; *c != '\0'; c++) {
+            enum api_op op = strchr("sSx", *c) != NULL  ? API_START_UPDATE
+                             : strchr("fF", *c) != NULL ? API_FINISH_UPDATE
+                                                        : API_ABORT_UPDATE;
+
+            if (*c == 'p') {
+                have_reset(&have, true);
+                continue;
+            }
+            have_doubt(&have, op, &before);
+            assert_int_equal(have.own, OWN_UNKNOWN);
+            have_answer(&have, op, &before,
+                        *c == 'x'                   ? HAVE_LOST
+                        : strchr("SFA", *c) != NULL ? HAVE_REFUSED
+                                                    : HAVE_GOOD,
+                        true);
+        }
+        if (have.own != rows[i].own)
+            fail_msg("'%s': %d", rows[i].calls, (int)have.own);
+    }
+    (void)setup(state);
+    have_doubt(&have, API_START_UPDATE, &before);
+    have_reset(&have, true);
+    have_answer(&have, API_START_UPDATE, &before, HAVE_GOOD, false);
+    assert_int_equal(have.own, OWN_UNKNOWN); /* the new one may execute it */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -127,6 +171,7 @@ int main(void)
         cmocka_unit_test_setup(test_an_answer_of_the_process_before_says_nothing, setup),
         cmocka_unit_test_setup(test_another_process_runs_if_nothing_was_sent_to_it, setup),
         cmocka_unit_test_setup(test_one_that_may_be_another_keeps_what_is_so_in_both, setup),
+        cmocka_unit_test_setup(test_own_update_is_closed_only_by_an_answer, setup),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

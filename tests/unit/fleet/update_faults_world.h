@@ -87,6 +87,7 @@ static struct world {
     bool hung;          /* an engine did not answer the requests that are sent now */
     void (*check)(void), (*after_query)(void); /* after each request, queries to all; or NULL */
     unsigned pinned[VERSIONS_MAX];             /* readers of each version of this server's own */
+    void (*watch)(void); /* before the lock of the fleet's control is given back; or NULL */
 
     pthread_mutex_t lock; /* guards the next three */
     pthread_cond_t changed;
@@ -97,7 +98,6 @@ static struct world {
 } w;
 
 static __thread int me;
-static bool reached[2][PART_STATES][PART_EVENTS]; /* by kind, over all seeds */
 
 /* For a run of one seed. */
 __attribute__((format(printf, 1, 2))) static void trace(const char *fmt, ...)
@@ -153,8 +153,12 @@ uint64_t __wrap_clock_after_us(uint64_t delay_us);
 /* Whoever gives the lock of the fleet's control back may be overtaken there. */
 void __wrap_mtx_unlock(struct mtx *m)
 {
+    bool ours = w.fc != NULL && m == &w.fc->lock;
+
+    if (ours && w.watch != NULL)
+        w.watch();
     __real_mtx_unlock(m);
-    if (w.fc != NULL && m == &w.fc->lock)
+    if (ours)
         may_switch(w.unlock_percent);
 }
 
@@ -214,7 +218,6 @@ __typeof__(fleet_reschedule) __wrap_fleet_reschedule;
 __typeof__(fleet_reconcile_set_stale) __wrap_fleet_reconcile_set_stale;
 __typeof__(fleet_validate) __wrap_fleet_validate;
 __typeof__(log_end) __wrap_log_end, __wrap_log_event;
-__typeof__(part_apply) __wrap_part_apply, __real_part_apply;
 __typeof__(fleet_request) __wrap_fleet_request;
 __typeof__(fleet_requests) __wrap_fleet_requests;
 __typeof__(fleet_query) __wrap_fleet_query;
@@ -285,20 +288,6 @@ void __wrap_log_end(struct log_rec *r)
 void __wrap_log_event(struct log_rec *r)
 {
     (void)r;
-}
-
-void __wrap_part_apply(struct fleet_part *p, enum part_event event)
-{
-    enum part_state to;
-
-    if (!part_transition(p->two_phase, p->state, event, &to)) {
-        (void)fprintf(stderr, "event %d in state %d of kind %d\n", (int)event, (int)p->state,
-                      (int)p->two_phase);
-        abort();
-    }
-    reached[p->two_phase][p->state][event] = true;
-    trace("event %d at %zu in state %d", (int)event, index_of(w.fleet, p->upstream), (int)p->state);
-    __real_part_apply(p, event);
 }
 
 /* ---- the engines ---- */
