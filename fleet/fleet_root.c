@@ -26,7 +26,6 @@ int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
     if (engine == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an upstream");
     mtx_lock(&fc->lock);
-    engine->wake_in_doubt = fc->wake_in_doubt;
     fleet_adapters_join(&fc->adapters, &engine->adapters);
     mtx_unlock(&fc->lock);
     engine->reconcile.fc = engine->proof.fc = fc;

@@ -35,7 +35,7 @@ struct upstream_report {
     bool held_by_fence;   /* it is paused, and by a server with --pause-fenced */
     uint64_t sent_epoch;  /* fleet_weights_epoch when the probe was sent; 0: the report is not older
                              than its fleet_probe_ok */
-    uint64_t gate_change; /* have.gate_change (fleet/members/have.h) when the probe was sent */
+    uint64_t have_change; /* have.change (fleet/members/have.h) when the probe was sent */
     bool is_stale; /* the weights epoch has changed since the probe was sent: label and not_ready
                       may be outdated and are ignored. fleet_probe_ok sets it by sent_epoch */
 };

@@ -89,6 +89,12 @@ static enum sleep_state sleep_of(struct fleet_control *fc)
     return state;
 }
 
+/* Did it miss a wake, after which it may still sleep? */
+static bool may_sleep(const struct upstream_info *info)
+{
+    return have_has_missed(&info->have) && have_may_sleep(&info->have);
+}
+
 /* Refuses what cannot be resolved, or not now. */
 static int check_sleep(const struct upstream_info *info, enum sleep_state state, struct err *e)
 {
@@ -97,12 +103,12 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
             e, ERR_CONFLICT, "",
             "the fleet is asleep and its weights were dropped (level 2): wake it and push "
             "a whole update, which includes this upstream");
-    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && info->fence == FLEET_FENCE_WAKE))
+    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && may_sleep(info)))
         return err_set(
             e, ERR_CONFLICT, "",
             "the fleet is asleep, in part or together with this upstream: wake all of it, "
             "then resync this upstream again");
-    if (info->fence == FLEET_FENCE_WAKE && info->report.process[0] == '\0')
+    if (may_sleep(info) && info->report.process[0] == '\0')
         return err_set(
             e, ERR_NEEDS_UPDATE, "",
             "it was down when the fleet was woken and does not report its process: whether "
@@ -127,19 +133,17 @@ static int request_one(struct fleet_control *fc, enum api_op op, struct upstream
     return rc;
 }
 
-/* Only the process that was down during the wake may still sleep; one started since never slept. */
+/* Not one that was started since: it never slept. */
 static int wake_if_missed(struct fleet_control *fc, struct upstream *upstream,
                           const struct upstream_info *info, struct err *e)
 {
-    if (info->fence != FLEET_FENCE_WAKE || info->incarnation != info->fence_incarnation)
-        return 0;
-    return request_one(fc, API_WAKE, upstream, e);
+    return may_sleep(info) ? request_one(fc, API_WAKE, upstream, e) : 0;
 }
 
 static int sleep_if_missed(struct fleet_control *fc, struct upstream *upstream,
                            const struct upstream_info *info, enum sleep_state state, struct err *e)
 {
-    if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_ALL)
+    if (!have_has_missed(&info->have) || state != SLEEP_ALL)
         return 0;
     if (request_one(fc, API_SLEEP, upstream, e) != 0)
         return -1;

@@ -11,60 +11,15 @@ static void fence_failed(struct fleet_control *fc, const struct fleet_result *re
             fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
 }
 
-/* An engine that was removed is not asked, and may be added again. Other kinds report a sleep. */
-static bool hides_its_sleep(struct fleet_control *fc, struct upstream *upstream)
+/* One that was down is in another state than the others when it is back, until a resync. */
+static void note_asked(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                       bool asleep)
 {
-    struct upstream_info info;
+    const struct upstream *asked[FLEET_MAX];
 
-    fleet_info(fleet_of(fc), upstream, &info);
-    return upstream_caps_of(upstream)->hides_pause && info.asleep;
-}
-
-static bool is_among(const struct fleet_target *targets, size_t n, const struct upstream *it)
-{
     for (size_t i = 0; i < n; i++)
-        if (targets[i].upstream == it)
-            return true;
-    return false;
-}
-
-/* An engine that was down is in another state than the others when it is back, until a resync. */
-static void fence_missed(struct fleet_control *fc, const struct upstream_list *all,
-                         const struct fleet_target *targets, size_t n, bool asleep)
-{
-    for (size_t i = 0; i < all->n; i++) {
-        struct upstream *it = all->items[i];
-
-        if (!is_among(targets, n, it) &&
-            (!upstream_is_removed(it) || (!asleep && hides_its_sleep(fc, it))))
-            fleet_fence_missed(fleet_of(fc), it, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
-    }
-}
-
-static void record_sleep(struct fleet_control *fc, const struct upstream_list *all,
-                         const struct fleet_result *results, size_t n, bool asleep)
-{
-    mtx_lock(&fc->lock);
-    fc->wake_in_doubt = !asleep;
-    mtx_unlock(&fc->lock);
-    for (size_t i = 0; i < all->n; i++)
-        fleet_engine(all->items[i])->wake_in_doubt = !asleep;
-    for (size_t i = 0; i < n; i++)
-        if (result_ok(&results[i])) {
-            fleet_engine(results[i].upstream)->wake_in_doubt = false;
-            fleet_note_sleep(fleet_of(fc), results[i].upstream, asleep);
-        }
-}
-
-/* An engine that slept at level 2 has lost its weights, and cannot serve when it is woken. */
-static void fence_dropped(struct fleet_control *fc, const struct fleet_result *results, size_t n)
-{
-    struct err why = {0};
-
-    (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
-    for (size_t i = 0; i < n; i++)
-        if (result_ok(&results[i]))
-            fleet_fence(fleet_of(fc), results[i].upstream, &why);
+        asked[i] = targets[i].upstream;
+    fleet_slept(fleet_of(fc), asleep, asked, n);
 }
 
 static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
@@ -87,7 +42,6 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
     const struct api_args args = {.native = native, .sleep = &asked};
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
-    struct upstream_list *now;
     size_t n_changed = 0;
     int rc;
 
@@ -104,12 +58,7 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
         n_changed += (*results)[i].outcome == FLEET_OK || (*results)[i].outcome == FLEET_UNKNOWN;
     if (n_changed > 0) {
         fence_failed(fc, *results, *n);
-        now = upstreams_list(fc->upstreams); /* with those that were added meanwhile */
-        fence_missed(fc, now, targets, *n, asleep);
-        record_sleep(fc, now, *results, *n, asleep);
-        upstream_list_unref(now);
-        if (req->weights && req->level == 2)
-            fence_dropped(fc, *results, *n);
+        note_asked(fc, targets, *n, asleep);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
         if (asleep && !fleet_is_paused(fc)) /* as the engines do with what they have */
             (void)fleet_abort_queued(fleet_of(fc), true);

@@ -85,9 +85,6 @@ struct fleet_engine {
     struct fleet_engine_adapters adapters; /* `found` is of the owner of the operation lock */
 
     struct retry repair; /* of the hand-off's thread */
-
-    /* written by the owner of the operation lock or abort lock; no lock */
-    bool wake_in_doubt; /* it may be asleep, though the others were woken */
 };
 
 static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)
@@ -116,7 +113,6 @@ struct fleet_control {
     struct pause pause;                                    /* the trainer's */
     struct fleet_gates gates;
     struct fleet_sleep sleep;
-    bool wake_in_doubt;            /* of engines that join: the others were woken */
     struct fleet_spec *spec;       /* one reference; NULL: the model's tensors are not known */
     const char *coverage;          /* static: of the last committed update; NULL: there was none */
     struct fleet_session *cut_off; /* of `ended`: a push that requests cannot name, aborted before

@@ -173,7 +173,7 @@ static void apply_answer(struct fleet_control *fc, enum api_op op,
     struct fleet *f = fleet_of(fc);
 
     check_done(op, target, result);
-    fleet_answer(f, target->upstream, op, before, fleet_result_answer(result));
+    fleet_answer(f, target->upstream, op, target->args, before, fleet_result_answer(result));
     if (is_engines_failure(result, target))
         fleet_count_failure(f, target->upstream);
     if ((op == API_RESUME || op == API_WAKE) && result->outcome == FLEET_OK)
@@ -189,11 +189,12 @@ static int call_all(struct fleet_control *fc, const struct what *w,
     int rc;
 
     for (size_t i = 0; changes && i < n; i++)
-        fleet_doubt(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), &before[i]);
+        fleet_doubt(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), targets[i].args,
+                    &before[i]);
     rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc != 0 && changes && i < n; i++)
-        fleet_answer(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), &before[i],
-                     HAVE_LOST);
+        fleet_answer(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), targets[i].args,
+                     &before[i], HAVE_LOST);
     return rc;
 }
 

@@ -21,38 +21,31 @@ uint64_t fleet_hash_mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-const char *fleet_remedy(const struct fleet *f)
-{
-    return f->cfg.staged ? "this server hands it the version (--stage)" : "push a whole update";
-}
-
-const char *fleet_remedy_or_resync(const struct fleet *f)
-{
-    return f->cfg.staged ? fleet_remedy(f)
-                         : "push a whole update, or resync it (/v1/upstreams/resync) if it serves "
-                           "that version";
-}
-
 /* One that was removed keeps what a process would keep: it may be the same one. */
 static void upstream_join_locked(struct fleet *f, struct upstream *u)
 {
-    struct upstream_error fenced = u->why[WHY_FENCED];
-    bool fences = fleet_is_out(u, OUT_FENCES);
+    struct upstream_error broken = u->why[REASON_BROKEN];
 
-    u->no_pause_queue = u->found_wrong = u->label_known = false;
+    u->no_pause_queue = u->label_known = u->down = false;
+    u->key_rejected[FLEET_AUTH_PROBE] = u->key_rejected[FLEET_AUTH_REQUEST] = false;
     u->join_order = ++f->n_joined;
-    u->out = OUT_JOINED | (u->out & OUT_FENCES);
     atomic_store_explicit(&u->removed, false, memory_order_release);
-    u->probe_ok_us = u->serial = u->n_failures = u->n_granted = 0;
+    u->probe_ok_us = u->n_failures = u->n_granted = 0;
     u->n_failures_in_row = u->n_probe_failures = 0;
     u->update_id[0] = '\0';
     u->report = (struct upstream_report){0};
     u->no_answer = (struct upstream_error){0};
     memset(u->why, 0, sizeof u->why);
+    u->why[REASON_BROKEN] = broken; /* if it still is */
     u->requires_adapters = f->requires_adapters;
     fleet_reset_locked(u, false);
     if (u->join_incarnation > 0 && upstream_config(u) != NULL && upstream_caps_of(u)->hides_pause)
         u->have.gate = GATE_UNKNOWN; /* another server may have had it meanwhile */
+    u->have.weights.serial = 0;
+    if (u->have.weights.fault == FAULT_WRONG)
+        u->have.weights.fault = FAULT_TORN; /* not known to be another process */
+    if (f->woken)
+        have_missed_wake(&u->have);
     u->join_incarnation = u->incarnation;
     u->adapters_incarnation = 0;
     err_clear(&u->missing);
@@ -62,12 +55,11 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
         u->fleet = f;
     u->quiesced = f->quiesced;
     u->quiesced_incarnation = 0;
-    if (fences)
-        u->why[WHY_FENCED] = fenced;
-    else if (f->serial > 0)
-        FLEET_SET_WHY(u, WHY_WEIGHTS, "it was added after version '%s' was committed: %s", f->label,
-                      fleet_remedy_or_resync(f));
-    u->state = u->last_seen = fleet_state_of(u);
+    if (u->have.weights.fault == FAULT_NONE && f->serial > 0)
+        FLEET_SET_WHY(u, REASON_OTHER_WEIGHTS, "it was added after version '%s' was committed: %s",
+                      f->label, fleet_remedy_or_resync(f));
+    fleet_derive_locked(f, u);
+    u->state = u->last_seen = upstream_state_of(u->out);
 }
 
 /* The list of the first engines; they have no name where cfg->names is NULL. */
@@ -153,12 +145,6 @@ struct fleet_name fleet_name(const struct upstream *u)
 void fleet_change_begin(struct fleet *f)
 {
     mtx_lock(&f->lock);
-    for (size_t i = 0; i < f->list->n; i++) {
-        struct upstream *u = f->list->items[i];
-
-        u->was_reliable = fleet_is_reliable(u);
-        u->was_in_rotation = fleet_in_rotation(u);
-    }
 }
 
 /* What the change did to the engines of the table. */
@@ -166,15 +152,15 @@ struct change_effect {
     bool lost, closed, opened;
 };
 
-static void note_effect_locked(struct upstream *u, struct change_effect *effect)
+static void note_effect_locked(struct upstream *u, unsigned before, struct change_effect *effect)
 {
-    bool lost = u->was_reliable && !fleet_is_reliable(u), in = fleet_in_rotation(u);
+    bool lost = (before & OUT_UNRELIABLE) == 0 && fleet_is_out(u, OUT_UNRELIABLE);
 
     if (lost)
         (void)atomic_fetch_add_explicit(&u->n_lost, 1, memory_order_relaxed);
     effect->lost = effect->lost || lost;
-    effect->closed = effect->closed || (!lost && u->was_in_rotation && !in);
-    effect->opened = effect->opened || (!u->was_in_rotation && in);
+    effect->closed = effect->closed || (!lost && before == 0 && u->out != 0);
+    effect->opened = effect->opened || (before != 0 && u->out == 0);
 }
 
 /* Reports engines that are not reliable any more, and that no engine is left in rotation. */
@@ -185,8 +171,11 @@ void fleet_change_end(struct fleet *f)
 
     fleet_decide_version_locked(f);
     for (size_t i = 0; i < f->list->n; i++) {
-        fleet_describe_whys_locked(f, f->list->items[i]);
-        note_effect_locked(f->list->items[i], &effect);
+        struct upstream *u = f->list->items[i];
+        unsigned before = u->out;
+
+        fleet_derive_locked(f, u);
+        note_effect_locked(u, before, &effect);
     }
     none = effect.closed && !fleet_any_serving_locked(f);
     mtx_unlock(&f->lock);
@@ -218,7 +207,7 @@ void fleet_add(struct fleet *f, struct upstream *u, struct upstream_list *grown,
     struct upstream_list *before = NULL;
 
     mtx_lock(&f->lock);
-    assert(grown != NULL || fleet_is_out(u, OUT_REMOVED));
+    assert(grown != NULL || upstream_is_removed(u));
     upstream_join_locked(f, u);
     if (grown != NULL) {
         u->hash = u->name != NULL ? fleet_affinity(u->name) : fleet_hash_mix(f->list->n);
@@ -233,7 +222,7 @@ void fleet_add(struct fleet *f, struct upstream *u, struct upstream_list *grown,
 void fleet_remove(struct fleet *f, struct upstream *u)
 {
     fleet_change_begin(f);
-    fleet_apply_event(f, u, UPSTREAM_ON_REMOVED);
+    assert(!upstream_is_removed(u));
     atomic_store_explicit(&u->removed, true, memory_order_release);
     fleet_change_end(f);
 }

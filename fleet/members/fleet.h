@@ -3,7 +3,7 @@
  *
  * Nothing here does I/O. Code that talks to an engine reports the outcome, and the reports alone
  * decide whether the engine is in rotation, that is, whether it gets requests. An engine is in
- * rotation unless one of these is true (upstream_state.h has the complete table):
+ * rotation unless one of these is true (upstream_state.c has a row for each):
  *   not alive     it has not answered yet, or does not answer any more
  *   not synced    it does not serve the fleet's version, which is the last one committed through
  *                 this server. An engine that restarts, or reports another label, is not synced
@@ -134,12 +134,14 @@ void fleet_released(struct fleet *f, struct upstream *upstream);
 
 /* fleet_doubt - the operation is about to be sent to the engine: what it changes there is unknown
  * until fleet_answer, which each call of this needs, also if nothing was sent in the end.
+ * @args    NULL: none
  * @before  out; for fleet_answer
  * Threads: any. */
 void fleet_doubt(struct fleet *f, struct upstream *upstream, enum api_op op,
-                 struct have_before *before);
+                 const struct api_args *args, struct have_before *before);
 void fleet_answer(struct fleet *f, struct upstream *upstream, enum api_op op,
-                  const struct have_before *before, enum have_answer answer);
+                  const struct api_args *args, const struct have_before *before,
+                  enum have_answer answer);
 
 /* fleet_check_process - a reply (to a client, or to a step of an update) named the process that
  * made it. If this is not the known process, the engine has restarted: it is not synced any more,
@@ -206,22 +208,11 @@ void fleet_confirm_quiesced(struct fleet *f, struct upstream *upstream, uint64_t
  * sent under another number may be outdated. */
 uint64_t fleet_weights_epoch(struct fleet *f);
 
-/* Why an engine is fenced. */
-enum fleet_fence {
-    FLEET_FENCE_NONE,
-    FLEET_FENCE_SLEEP, /* unreachable when the others were put to sleep: it is awake */
-    FLEET_FENCE_WAKE,  /* unreachable when they were woken: the same process may still sleep */
-    FLEET_FENCE_UPDATE /* its weights are not known: it needs a whole update */
-};
-
-/* fleet_fence_missed - the engine was unreachable when the others were put to sleep or woken. It is
- * fenced until fleet_resync or an update; an earlier fence stays as it is.
- * @what  FLEET_FENCE_SLEEP or FLEET_FENCE_WAKE */
-void fleet_fence_missed(struct fleet *f, struct upstream *upstream, enum fleet_fence what);
-
-/* fleet_note_sleep - the engine was put to sleep or woken together with the others. If it is fenced
- * for a missed sleep or wake, the kind of the fence follows; the fence itself stays. */
-void fleet_note_sleep(struct fleet *f, struct upstream *upstream, bool asleep);
+/* fleet_slept - the engines in `asked` were put to sleep, or woken, by requests (fleet_answer).
+ * Those that were not reached are fenced until fleet_resync or an update, unless they are fenced
+ * already; of removed ones those that sleep, and do not report it.
+ * @asked  [n] */
+void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *asked, size_t n);
 
 /* fleet_fence - an update began to change the engine and failed there. */
 void fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *why);
@@ -436,10 +427,7 @@ struct upstream_error {
 struct upstream_info {
     bool alive; /* it answers, and accepts our key for probes */
     bool synced, fenced, removed;
-    enum fleet_fence fence;
-    uint64_t fence_incarnation; /* when it was fenced */
-    bool asleep;                /* fleet_note_sleep said so last, and no other process is known */
-    bool request_auth_failed;   /* fleet_auth_failed with FLEET_AUTH_REQUEST */
+    bool request_auth_failed; /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     struct engine_have have;
     bool missing_adapters;     /* or it has not been checked since it started */
     uint64_t incarnation;      /* counts its processes, as far as known; never the same again */
@@ -456,10 +444,10 @@ struct upstream_info {
 void fleet_info(struct fleet *f, struct upstream *upstream, struct upstream_info *out);
 
 /* fleet_errors - all that is wrong with an engine, the gravest first: a missing answer, if that
- * keeps it out of rotation, then each kind of reason that does, then a missing answer that does not
+ * keeps it out of rotation, then each reason that does, then a missing answer that does not
  * yet. @out  [UPSTREAM_ERRORS_MAX]. Returns: how many.
  * fleet_why_unreliable - why what runs there cannot be relied on (fleet_cfg.left_rotation) */
-enum { UPSTREAM_ERRORS_MAX = 1 + UPSTREAM_WHYS };
+enum { UPSTREAM_ERRORS_MAX = 1 + UPSTREAM_REASONS };
 size_t fleet_errors(struct fleet *f, struct upstream *upstream, struct upstream_error *out);
 void fleet_why_unreliable(struct fleet *f, struct upstream *upstream, struct err *out);
 

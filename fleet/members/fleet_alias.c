@@ -7,7 +7,7 @@
 
 static bool has_identity(const struct upstream *u, const char *identity)
 {
-    return !fleet_is_out(u, OUT_REMOVED) && strcmp(u->report.identity, identity) == 0;
+    return !upstream_is_removed(u) && strcmp(u->report.identity, identity) == 0;
 }
 
 int fleet_check_alias_locked(const struct fleet *f, struct upstream *u, const char *identity,
@@ -34,13 +34,13 @@ static bool reject_locked(struct fleet *f, struct upstream *u, const char *ident
     if (fleet_check_alias_locked(f, u, identity, &why) == 0)
         return false;
     (void)snprintf(u->report.identity, sizeof u->report.identity, "%s", identity);
-    fleet_probe_failed_locked(f, u, true, &why);
+    fleet_probe_failed_locked(u, true, &why);
     return true;
 }
 
 bool fleet_reject_alias_locked(struct fleet *f, struct upstream *u, const char *identity)
 {
-    if (identity[0] == '\0' || fleet_is_out(u, OUT_REMOVED))
+    if (identity[0] == '\0' || upstream_is_removed(u))
         return false;
     if (reject_locked(f, u, identity))
         return true;

@@ -18,21 +18,19 @@ static void set_fence_error(struct upstream *u, const struct err *why)
     struct err bare = {0};
 
     if (len == 0 || strncmp(why->msg, u->name, len) != 0 || (*rest != ':' && *rest != ' ')) {
-        fleet_set_why(u, WHY_FENCED, why);
+        fleet_set_why(u, REASON_BROKEN, why);
         return;
     }
     (void)err_set(&bare, why->code, why->field, "%s%s", *rest == ':' ? "" : "it",
                   *rest == ':' ? rest + strspn(rest, ": ") : rest);
-    fleet_set_why(u, WHY_FENCED, &bare);
+    fleet_set_why(u, REASON_BROKEN, &bare);
 }
 
 void fleet_fence(struct fleet *f, struct upstream *u, const struct err *why)
 {
 
     fleet_change_begin(f);
-    fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
-    u->found_wrong = false;
-    u->fence_incarnation = u->incarnation;
+    have_fault(&u->have, FAULT_TORN);
     set_fence_error(u, why);
     fleet_change_end(f);
 }
@@ -42,82 +40,55 @@ void fleet_fence_served(struct fleet *f, struct upstream *u, uint64_t incarnatio
 {
 
     fleet_change_begin(f);
-    if (u->incarnation == incarnation && u->serial == serial && fleet_is_synced(u)) {
-        fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
-        fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED); /* whatever it reports */
-        u->found_wrong = true;
-        u->fence_incarnation = u->incarnation;
+    if (u->incarnation == incarnation && u->have.weights.serial == serial &&
+        fleet_is_synced(f, u)) {
+        have_fault(&u->have, FAULT_WRONG);
+        u->have.weights.state = WEIGHTS_OTHER; /* whatever it reports */
         set_fence_error(u, why);
     }
     fleet_change_end(f);
 }
 
-/* One that does not name its process: nothing tells whether it was restarted since. */
-static void set_asleep_error(const struct fleet *f, struct upstream *u)
+/* Of removed ones, which are not asked, it counts only if they sleep and hide it: they may be added
+ * again. */
+static bool counts_as_missed(const struct upstream *u, bool asleep)
 {
-    FLEET_SET_WHY(u, WHY_FENCED,
-                  "it was put to sleep, and was not here when the fleet was woken: restart it, "
-                  "then %s",
-                  fleet_remedy(f));
+    if (!upstream_is_removed(u))
+        return true;
+    return !asleep && upstream_caps_of(u)->hides_pause && have_is_asleep(&u->have);
 }
 
-static void set_missed_error(const struct fleet *f, struct upstream *u)
+void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *asked, size_t n)
 {
-    if (u->asleep && fleet_is_out(u, OUT_WAKE_MISSED) && u->report.process[0] == '\0') {
-        set_asleep_error(f, u);
-        return;
-    }
-    FLEET_SET_WHY(u, WHY_FENCED,
-                  "it was not reachable when the fleet was %s: once it answers again, %s",
-                  fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken",
-                  f->cfg.staged ? fleet_remedy(f)
-                                : "resync it (/v1/upstreams/resync) or push a whole update");
-}
-
-void fleet_fence_missed(struct fleet *f, struct upstream *u, enum fleet_fence what)
-{
-    bool fences;
-
     fleet_change_begin(f);
-    fences = !fleet_is_out(u, OUT_FENCES);
-    upstream_state_apply(&u->out, what == FLEET_FENCE_SLEEP ? UPSTREAM_ON_SLEEP_MISSED
-                                                            : UPSTREAM_ON_WAKE_MISSED);
-    if (fences) {
-        u->fence_incarnation = u->incarnation;
-        set_missed_error(f, u);
+    f->woken = !asleep;
+    for (size_t i = 0; i < f->list->n; i++) {
+        struct upstream *u = f->list->items[i];
+
+        if (!fleet_is_among(asked, n, u) && counts_as_missed(u, asleep))
+            have_missed_sleep(&u->have, asleep);
+        else if (fleet_is_among(asked, n, u) && have_is_asleep(&u->have) == asleep)
+            u->have.sleep.with_others = asleep;
     }
     fleet_change_end(f);
-}
-
-void fleet_note_sleep(struct fleet *f, struct upstream *u, bool asleep)
-{
-
-    mtx_lock(&f->lock);
-    fleet_apply_event(f, u, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
-    u->asleep = asleep;
-    if (fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
-        u->fence_incarnation = u->incarnation;
-    if (fleet_is_out(u, OUT_SLEEP_MISSED)) /* it is awake now */
-        set_missed_error(f, u);
-    mtx_unlock(&f->lock);
 }
 
 /* What was found wrong was in the memory of a process that is gone. A failed update is another
  * matter: it changes the version. */
 static bool has_shed_fault(const struct upstream *u)
 {
-    return u->found_wrong && u->incarnation != u->fence_incarnation;
+    return u->have.weights.fault == FAULT_WRONG && u->have.weights.fault_is_older;
 }
 
 static int may_resync_locked(const struct fleet *f, struct upstream *u, struct err *e)
 {
     struct fleet_name name = fleet_name(u);
 
-    if (fleet_is_out(u, OUT_REMOVED))
+    if (upstream_is_removed(u))
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
     if (fleet_check_alias_locked(f, u, u->report.identity, e) != 0)
         return -1;
-    if (fleet_is_out(u, OUT_UPDATE_FAILED) && !has_shed_fault(u))
+    if (have_is_broken(&u->have) && !has_shed_fault(u))
         return err_set(e, ERR_NEEDS_UPDATE, "",
                        "%s is fenced, since a change of it failed or it was found faulty: %s; "
                        "restart it if that does not help",
@@ -174,12 +145,9 @@ int fleet_resync(struct fleet *f, struct upstream *u, const struct upstream_repo
             f->decided = true;
             (void)snprintf(f->label, sizeof f->label, "%s", report->label);
         }
-        fleet_store_report_locked(f, u, report);
-        if (has_shed_fault(u))
-            fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
-        u->found_wrong = false;
-        fleet_apply_event(f, u, UPSTREAM_ON_RESYNCED);
-        u->serial = f->serial;
+        fleet_store_report_locked(u, report);
+        have_version(&u->have, f->serial);
+        u->key_rejected[FLEET_AUTH_REQUEST] = false;
         memcpy(u->update_id, report->update_id, sizeof u->update_id);
         f->weights_epoch++; /* probes that were sent before are outdated */
     }

@@ -31,7 +31,7 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
 
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];
-        enum upstream_state now = fleet_state_of(u);
+        enum upstream_state now = upstream_state_of(u->out);
         struct upstream_error error;
 
         if (!is_reportable(now, waits))
@@ -48,7 +48,7 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
                                          .n_unreported = u->n_unreported,
                                          .why = error.why};
         memcpy(m->label,
-               fleet_is_synced(u) && u->report.label[0] == '\0' ? f->label : u->report.label,
+               fleet_is_synced(f, u) && u->report.label[0] == '\0' ? f->label : u->report.label,
                sizeof m->label);
         u->state = now;
         u->n_unreported = 0;
@@ -73,33 +73,21 @@ void fleet_report_states(struct fleet *f)
     } while (more);
 }
 
-static enum fleet_fence fence_of(const struct upstream *u)
-{
-    if (fleet_is_out(u, OUT_UPDATE_FAILED))
-        return FLEET_FENCE_UPDATE;
-    if (fleet_is_out(u, OUT_SLEEP_MISSED))
-        return FLEET_FENCE_SLEEP;
-    return fleet_is_out(u, OUT_WAKE_MISSED) ? FLEET_FENCE_WAKE : FLEET_FENCE_NONE;
-}
-
 void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
 {
 
     mtx_lock(&f->lock);
-    *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHABLE | OUT_AUTH_PROBE),
-                                  .synced = fleet_is_synced(u),
+    *out = (struct upstream_info){.alive = fleet_is_alive(u) && !u->key_rejected[FLEET_AUTH_PROBE],
+                                  .synced = fleet_is_synced(f, u),
                                   .have = u->have,
                                   .missing_adapters = !fleet_has_adapters(u),
                                   .incarnation = u->incarnation,
                                   .join_incarnation = u->join_incarnation,
-                                  .fenced = fleet_is_out(u, OUT_FENCES),
-                                  .fence = fence_of(u),
-                                  .fence_incarnation = u->fence_incarnation,
-                                  .asleep = u->asleep,
-                                  .removed = fleet_is_out(u, OUT_REMOVED),
-                                  .request_auth_failed = fleet_is_out(u, OUT_AUTH_REQUEST),
-                                  .state = fleet_state_of(u),
-                                  .serial = u->serial,
+                                  .fenced = u->have.weights.fault != FAULT_NONE,
+                                  .removed = upstream_is_removed(u),
+                                  .request_auth_failed = u->key_rejected[FLEET_AUTH_REQUEST],
+                                  .state = upstream_state_of(u->out),
+                                  .serial = u->have.weights.serial,
                                   .report = u->report,
                                   .n_granted = u->n_granted,
                                   .n_failures = u->n_failures,
@@ -121,7 +109,7 @@ void fleet_stats(struct fleet *f, struct fleet_stats *out)
     mtx_lock(&f->lock);
     out->min_ready = f->min_ready;
     for (size_t i = 0; i < f->list->n; i++) {
-        out->n_upstreams += !fleet_is_out(f->list->items[i], OUT_REMOVED);
+        out->n_upstreams += !upstream_is_removed(f->list->items[i]);
         out->n_serving += fleet_in_rotation(f->list->items[i]);
     }
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++) {

@@ -187,7 +187,7 @@ static bool all_auth_failed_locked(const struct fleet *f, const struct upstream 
     for (size_t i = f->list->n; i-- > 0;) {
         const struct upstream *u = f->list->items[i];
 
-        if (fleet_is_out(u, OUT_REMOVED))
+        if (upstream_is_removed(u))
             continue;
         if (!fleet_is_out(u, OUT_AUTH))
             return false;
@@ -200,7 +200,7 @@ static bool all_auth_failed_locked(const struct fleet *f, const struct upstream 
 static bool is_empty_locked(const struct fleet *f)
 {
     for (size_t i = 0; i < f->list->n; i++)
-        if (!fleet_is_out(f->list->items[i], OUT_REMOVED))
+        if (!upstream_is_removed(f->list->items[i]))
             return false;
     return true;
 }
@@ -225,7 +225,7 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
         const struct upstream *u = f->list->items[i];
 
         fleet_error_of(u, &error);
-        if (!fleet_is_out(u, OUT_REMOVED) && error.why.code != ERR_NONE)
+        if (!upstream_is_removed(u) && error.why.code != ERR_NONE)
             return err_set(e, ERR_UNSYNCED, "", "no upstream serves; %s: %.250s",
                            fleet_name(f->list->items[i]).text, error.why.msg);
     }

@@ -25,7 +25,7 @@ struct probe {
     struct probe_peer peer;          /* of the last probe */
     enum api_query query;
     uint64_t weights_epoch; /* when the probe was sent */
-    uint64_t gate_change;   /* the same of have.gate_change */
+    uint64_t have_change;   /* the same of have.change */
     uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
     unsigned n_probes, generation_probes_change;
     bool no_token; /* the last generation probe failed */
@@ -44,7 +44,7 @@ struct upstream {
 
     /* Written by the thread that changes the table. */
     _Atomic(const struct upstream_config *) config; /* NULL: a fleet without upstreams */
-    atomic_bool removed;                            /* as OUT_REMOVED, for those without the lock */
+    atomic_bool removed;                            /* of those without the lock too */
 
     /* Written by fleet_add; no_pause_queue by fleet_set_pause_queue. */
     uint64_t hash; /* of the name, or of its place if there is none: for affinity */
@@ -53,12 +53,9 @@ struct upstream {
     atomic_uint n_lost;  /* how often what runs there became unreliable; relaxed reads need no lock
                           */
 
-    /* What keeps it out of rotation. Written by fleet_apply_event alone, once it has joined. */
-    unsigned out; /* set of enum upstream_out_reason, without what fleet_out_reasons adds */
-    uint64_t fence_incarnation; /* when it was fenced */
-    bool found_wrong; /* by its proof, of the process `fence_incarnation`, while it is fenced */
-    bool asleep; /* it was put to sleep with the others and not woken since, also if it was removed
-                    in between; false once another process is known there */
+    /* What keeps it out of rotation: REASON_BITs. Written by fleet_derive_locked alone. */
+    unsigned out;
+    struct upstream_error why[UPSTREAM_REASONS]; /* as text; clean where it has no such reason */
 
     struct engine_have have;       /* of the process `incarnation` */
     bool quiesced;                 /* as struct fleet */
@@ -67,10 +64,11 @@ struct upstream {
 
     /* What it reported, and what failed (fleet_reports.c). */
     uint64_t probe_ok_us;       /* 0: never */
+    bool down;                  /* it does not answer any more, or not in time after it was added */
+    bool key_rejected[2];       /* by enum fleet_auth */
     bool label_known;           /* report.label is what it serves now, as far as it reports that */
     unsigned n_failures_in_row; /* of probes and requests */
     unsigned n_probe_failures;  /* of status probes, in a row */
-    uint64_t serial;
     char update_id[FLEET_UPDATE_ID_MAX + 1]; /* its own update of the fleet's version; "": none */
     struct upstream_report report;
     uint64_t n_failures;
@@ -78,11 +76,8 @@ struct upstream {
     /* Permits (fleet_permits.c). */
     size_t n_outstanding[FLEET_QUEUES];
     uint64_t n_granted;
-    uint64_t n_overwrites;              /* fleet_note_overwrite */
-    bool was_reliable, was_in_rotation; /* when the change of the table began */
+    uint64_t n_overwrites; /* fleet_note_overwrite */
 
-    /* Why it is out of rotation, as text (fleet_why.c): clean where it has no such reason. */
-    struct upstream_error why[UPSTREAM_WHYS];
     struct upstream_error no_answer; /* why the last probe or request failed; clean: it succeeded */
 
     /* Its adapters (fleet_required_adapters.c). */
@@ -119,6 +114,7 @@ struct fleet {
     struct cnd idle; /* an engine has no generate request any more, and fleet_await_idle waits */
     unsigned n_idle_waits;
     bool decided, updating, quiesced, closed, requires_adapters;
+    bool woken;                   /* the engines were; one that joins may have missed it */
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
     struct arrivals arrivals;     /* generates that no engine is known to have yet */
@@ -144,10 +140,11 @@ const char *fleet_remedy_or_resync(const struct fleet *f);
 
 uint64_t fleet_hash_mix(uint64_t x); /* spreads the bits that differ over the whole word */
 
-/* fleet_set_why - why the engine is out of rotation by reasons of this kind, from now on until it
- * has none of them. The same text as before keeps its time.
- * @which  WHY_FENCED, WHY_KEY_*, WHY_WEIGHTS: the others follow from what is known of it */
-void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err *why);
+/* fleet_set_why - the text of this reason, from now on until it ends. The same text as before keeps
+ * its time.
+ * @which  REASON_BROKEN, REASON_AUTH_*, REASON_OTHER_WEIGHTS: the others follow from what is known
+ */
+void fleet_set_why(struct upstream *u, enum upstream_reason which, const struct err *why);
 
 /* FLEET_SET_WHY - fleet_set_why with ERR_UNSYNCED and a formatted text. */
 #define FLEET_SET_WHY(u, which, ...)                                                               \
@@ -157,8 +154,9 @@ void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err
         fleet_set_why((u), (which), &why_);                                                        \
     } while (0)
 
-/* fleet_describe_whys_locked - make the texts agree with the reasons. */
-void fleet_describe_whys_locked(const struct fleet *f, struct upstream *u);
+/* fleet_derive_locked - make the reasons and their texts agree with what is known. fleet_change_end
+ * does it. */
+void fleet_derive_locked(const struct fleet *f, struct upstream *u);
 
 /* fleet_error_of - the gravest of fleet_errors; clean: nothing is wrong.
  * fleet_key_error_of - of one that rejects our key */
@@ -169,37 +167,25 @@ const struct err *fleet_key_error_of(const struct upstream *u);
  * its status probes fail. */
 void fleet_clear_failure_locked(struct upstream *u);
 
-/* fleet_is_out - is it out of rotation for one of these reasons? Does not look at those that
- * fleet_out_reasons adds. */
+/* fleet_is_out - is it out of rotation for one of these reasons? As the last change ended: within a
+ * change, look at what is known. */
 static inline bool fleet_is_out(const struct upstream *u, unsigned any)
 {
     return (u->out & any) != 0;
 }
 
-/* fleet_apply_event - an event happened to an engine. Asserts that the lock is held, and what
- * upstream_state_apply asserts. */
-static inline void fleet_apply_event(const struct fleet *f, struct upstream *u,
-                                     enum upstream_event event)
-{
-    mtx_assert_held(&f->lock);
-    upstream_state_apply(&u->out, event);
-}
-
-/* fleet_is_alive - does it answer? fleet_is_synced - does it serve the fleet's version? */
+/* fleet_is_alive - does it answer? */
 static inline bool fleet_is_alive(const struct upstream *u)
 {
-    return !fleet_is_out(u, OUT_UNREACHABLE);
+    return !u->down && u->probe_ok_us != 0;
 }
 
-static inline bool fleet_is_synced(const struct upstream *u)
+/* fleet_is_synced - does it serve the fleet's version? One that was removed: the version on which
+ * its requests began, unless its process has ended. */
+static inline bool fleet_is_synced(const struct fleet *f, const struct upstream *u)
 {
-    return !fleet_is_out(u, OUT_OTHER_WEIGHTS);
-}
-
-/* fleet_is_reliable - are the replies to requests that run there correct? */
-static inline bool fleet_is_reliable(const struct upstream *u)
-{
-    return !fleet_is_out(u, OUT_UNRELIABLE);
+    return u->have.weights.state == WEIGHTS_SERIAL &&
+           (u->have.weights.serial == f->serial || upstream_is_removed(u));
 }
 
 /* fleet_has_adapters - does it have all adapters of the fleet? */
@@ -215,30 +201,16 @@ static inline bool fleet_has_missed_pause(const struct upstream *u)
     return u->quiesced && u->quiesced_incarnation != u->incarnation && u->have.gate != GATE_PAUSED;
 }
 
-/* fleet_out_reasons - all that keeps it out of rotation: a set of enum upstream_out_reason. */
-static inline unsigned fleet_out_reasons(const struct upstream *u)
-{
-    return u->out | (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX ? OUT_PROBES_FAIL : 0) |
-           (fleet_has_adapters(u) ? 0 : OUT_ADAPTERS) |
-           (fleet_has_missed_pause(u) ? OUT_PAUSE_MISSED : 0) |
-           (u->report.not_ready[0] != '\0' || u->report.held != NULL ? OUT_NOT_READY : 0);
-}
-
-static inline enum upstream_state fleet_state_of(const struct upstream *u)
-{
-    return upstream_state_of(fleet_out_reasons(u));
-}
-
 static inline bool fleet_in_rotation(const struct upstream *u)
 {
-    return fleet_out_reasons(u) == 0;
+    return u->out == 0;
 }
 
 bool fleet_any_serving_locked(const struct fleet *f);
 
 /* Each change of the table is made between these two. fleet_change_end decides the fleet's version
- * anew if that is still open, releases the lock, and then calls the callbacks of fleet_cfg and
- * grants permits. */
+ * anew if that is still open, derives what is out of rotation, releases the lock, and then calls
+ * the callbacks of fleet_cfg and grants permits. */
 void fleet_change_begin(struct fleet *f); /* takes the lock */
 void fleet_change_end(struct fleet *f);
 
@@ -285,6 +257,9 @@ struct fleet_label_text fleet_label_text(const char *label);
  * which engines are synced. */
 void fleet_decide_version_locked(struct fleet *f);
 
+/* fleet_is_among - is the engine in the list? @list  [n] */
+bool fleet_is_among(const struct upstream *const *list, size_t n, const struct upstream *u);
+
 /* fleet_awaits_probes_locked - is the version undecided because engines have yet to answer? */
 bool fleet_awaits_probes_locked(const struct fleet *f);
 
@@ -294,15 +269,13 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e);
 /* ---- fleet_reports.c ---- */
 
 /* fleet_probe_failed_locked - as fleet_probe_failed. */
-void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool refused,
-                               const struct err *why);
+void fleet_probe_failed_locked(struct upstream *u, bool refused, const struct err *why);
 
 /* fleet_reset_locked - another process of it is there. @certain  as of have_reset */
 void fleet_reset_locked(struct upstream *u, bool certain);
 
 /* fleet_store_report_locked - keep what a probe reported, and note a restart. */
-void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
-                               const struct upstream_report *report);
+void fleet_store_report_locked(struct upstream *u, const struct upstream_report *report);
 
 /* ---- fleet_alias.c ---- */
 

@@ -48,10 +48,10 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         return;
     if (may_be_restarted(u, report))
         set_restarted_error(f, &why);
-    else if (fleet_is_out(u, OUT_UPDATE_FAILED))
+    else if (have_is_broken(&u->have))
         return;
     else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
-             u->serial == f->serial && strcmp(report->label, f->label) != 0)
+             u->have.weights.serial == f->serial && strcmp(report->label, f->label) != 0)
         set_other_version_error(f, report->label, &why);
     else if (!f->updating && !report->is_stale && report->update_id[0] != '\0' &&
              u->update_id[0] != '\0' && strcmp(report->update_id, u->update_id) != 0)
@@ -60,8 +60,8 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
                       report->update_id, fleet_remedy(f));
     if (why.code == ERR_NONE)
         return;
-    fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
-    fleet_set_why(u, WHY_WEIGHTS, &why);
+    u->have.weights.state = WEIGHTS_OTHER;
+    fleet_set_why(u, REASON_OTHER_WEIGHTS, &why);
 }
 
 void fleet_reset_locked(struct upstream *u, bool certain)
@@ -70,25 +70,27 @@ void fleet_reset_locked(struct upstream *u, bool certain)
     have_reset(&u->have, certain);
 }
 
-void fleet_doubt(struct fleet *f, struct upstream *u, enum api_op op, struct have_before *before)
+void fleet_doubt(struct fleet *f, struct upstream *u, enum api_op op, const struct api_args *args,
+                 struct have_before *before)
 {
     mtx_lock(&f->lock);
     before->incarnation = u->incarnation;
-    have_doubt(&u->have, op, before);
+    have_doubt(&u->have, op, args, before);
+    fleet_derive_locked(f, u);
     mtx_unlock(&f->lock);
 }
 
-/* Only whether an engine is paused keeps it out of rotation by itself. */
-void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op,
+/* Only whether an engine is paused or sleeps keeps it out of rotation by itself. */
+void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op, const struct api_args *args,
                   const struct have_before *before, enum have_answer answer)
 {
-    bool changes = op == API_PAUSE || op == API_RESUME;
+    bool changes = op == API_PAUSE || op == API_RESUME || op == API_SLEEP || op == API_WAKE;
 
     if (changes)
         fleet_change_begin(f);
     else
         mtx_lock(&f->lock);
-    have_answer(&u->have, op, before, answer, before->incarnation == u->incarnation);
+    have_answer(&u->have, op, args, before, answer, before->incarnation == u->incarnation);
     if (changes)
         fleet_change_end(f);
     else
@@ -99,12 +101,10 @@ void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op,
 static void note_restart_locked(struct upstream *u)
 {
     fleet_reset_locked(u, u->report.process[0] != '\0');
-    u->asleep = u->asleep && u->report.process[0] == '\0';
 }
 
 /* What an earlier report says of the weights is kept for the same process only. */
-void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
-                               const struct upstream_report *report)
+void fleet_store_report_locked(struct upstream *u, const struct upstream_report *report)
 {
     struct upstream_report now = *report;
     bool restarted = may_be_restarted(u, report);
@@ -120,10 +120,10 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
     if (restarted)
         note_restart_locked(u);
     else
-        have_seen(&u->have, report->gate_change);
+        have_seen(&u->have, report->have_change);
     u->label_known = !report->is_stale || (u->label_known && !restarted);
     u->report = now;
-    fleet_apply_event(f, u, UPSTREAM_ON_PROBE_OK);
+    u->down = u->key_rejected[FLEET_AUTH_PROBE] = false;
     u->n_failures_in_row = 0;
     u->n_probe_failures = 0;
     u->no_answer = (struct upstream_error){0};
@@ -134,15 +134,15 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
  * ours the marker may be our own. */
 static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
 {
-    if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) ||
-        !fleet_is_dirty_marker(u->report.label))
+    if (f->updating || have_is_broken(&u->have) || !fleet_is_dirty_marker(u->report.label))
         return;
-    fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
+    have_fault(&u->have, FAULT_TORN);
+    u->have.weights.fault_is_older = true;
     if (strcmp(u->report.label, FLEET_FENCED_MARKER) == 0)
-        FLEET_SET_WHY(u, WHY_FENCED, "an earlier server fenced it (weight_version '%s'): %s",
+        FLEET_SET_WHY(u, REASON_BROKEN, "an earlier server fenced it (weight_version '%s'): %s",
                       u->report.label, fleet_remedy(f));
     else
-        FLEET_SET_WHY(u, WHY_FENCED, "an update of it never ended (weight_version '%s'): %s",
+        FLEET_SET_WHY(u, REASON_BROKEN, "an update of it never ended (weight_version '%s'): %s",
                       u->report.label, fleet_remedy(f));
 }
 
@@ -154,11 +154,9 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
 {
     if (f->updating || report->is_stale || u->update_id[0] == '\0' ||
         strcmp(report->update_id, u->update_id) != 0 || strcmp(report->label, f->label) != 0 ||
-        !fleet_is_out(u, OUT_OTHER_WEIGHTS | OUT_UPDATE_FAILED) ||
-        fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
+        have_has_missed(&u->have))
         return;
-    fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
-    u->serial = f->serial;
+    have_version(&u->have, f->serial);
 }
 
 void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_report *report)
@@ -167,7 +165,7 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     bool was;
 
     fleet_change_begin(f);
-    was = fleet_is_synced(u);
+    was = fleet_is_synced(f, u);
     fresh_report.is_stale |= report->sent_epoch != 0 && report->sent_epoch != f->weights_epoch;
     /* The marker is that of our own update, and goes when the update ends. */
     fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
@@ -176,13 +174,13 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
         return;
     }
     check_sync_locked(f, u, &fresh_report);
-    fleet_store_report_locked(f, u, &fresh_report);
+    fleet_store_report_locked(u, &fresh_report);
     check_update_locked(f, u, &fresh_report);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);
     /* An engine that does not report its process has restarted if it has lost the version, but not
      * if it has a dirty marker, which a new process does not have. */
-    if (was && !fleet_is_synced(u) && report->process[0] == '\0' &&
+    if (was && !fleet_is_synced(f, u) && report->process[0] == '\0' &&
         !fleet_is_dirty_marker(report->label))
         fleet_reset_locked(u, false);
     fleet_change_end(f);
@@ -219,8 +217,7 @@ bool fleet_check_process(struct fleet *f, struct upstream *u, const char *proces
     same = is_same_locked(u, process);
     if (!same) {
         set_restarted_error(f, &why);
-        fleet_set_why(u, WHY_WEIGHTS, &why);
-        fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
+        fleet_set_why(u, REASON_OTHER_WEIGHTS, &why);
         note_restart_locked(u);
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
         u->report.label[0] = u->report.not_ready[0] = u->report.identity[0] = '\0';
@@ -232,15 +229,13 @@ bool fleet_check_process(struct fleet *f, struct upstream *u, const char *proces
     return same;
 }
 
-static void count_failure_locked(const struct fleet *f, struct upstream *u, bool refused,
-                                 const struct err *why)
+/* One that has not answered yet and refuses connections may still be starting. */
+static void count_failure_locked(struct upstream *u, bool refused, const struct err *why)
 {
     u->n_failures_in_row++;
     u->n_failures++;
-    if (u->n_failures_in_row >= FLEET_FAILURES_DOWN)
-        fleet_apply_event(f, u, UPSTREAM_ON_DOWN);
-    else if (refused)
-        fleet_apply_event(f, u, UPSTREAM_ON_CONNECTION_REFUSED);
+    if (u->n_failures_in_row >= FLEET_FAILURES_DOWN || (refused && u->probe_ok_us != 0))
+        u->down = true;
     u->no_answer = (struct upstream_error){*why, clock_wall_s()};
 }
 
@@ -261,14 +256,13 @@ void fleet_request_failed(struct fleet *f, struct upstream *u, bool refused, con
 {
 
     fleet_change_begin(f);
-    count_failure_locked(f, u, refused, why);
+    count_failure_locked(u, refused, why);
     fleet_change_end(f);
 }
 
-void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool refused,
-                               const struct err *why)
+void fleet_probe_failed_locked(struct upstream *u, bool refused, const struct err *why)
 {
-    count_failure_locked(f, u, refused, why);
+    count_failure_locked(u, refused, why);
     u->n_probe_failures++;
     if (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX && u->probe_ok_us != 0) {
         err_clear(&u->no_answer.why);
@@ -282,7 +276,7 @@ void fleet_probe_failed(struct fleet *f, struct upstream *u, bool refused, const
 {
 
     fleet_change_begin(f);
-    fleet_probe_failed_locked(f, u, refused, why);
+    fleet_probe_failed_locked(u, refused, why);
     fleet_change_end(f);
 }
 
@@ -292,10 +286,8 @@ void fleet_auth_failed(struct fleet *f, struct upstream *u, enum fleet_auth what
 
     assert(why->code == ERR_UPSTREAM_KEY);
     fleet_change_begin(f);
-    fleet_apply_event(f, u,
-                      what == FLEET_AUTH_PROBE ? UPSTREAM_ON_PROBE_AUTH_FAILED
-                                               : UPSTREAM_ON_REQUEST_AUTH_FAILED);
-    fleet_set_why(u, what == FLEET_AUTH_PROBE ? WHY_KEY_PROBE : WHY_KEY_REQUEST, why);
+    u->key_rejected[what] = true;
+    fleet_set_why(u, what == FLEET_AUTH_PROBE ? REASON_AUTH_PROBE : REASON_AUTH_REQUEST, why);
     fleet_clear_failure_locked(u);
     fleet_change_end(f);
 }
@@ -304,6 +296,6 @@ void fleet_auth_ok(struct fleet *f, struct upstream *u)
 {
 
     fleet_change_begin(f);
-    fleet_apply_event(f, u, UPSTREAM_ON_REQUEST_AUTH_OK);
+    u->key_rejected[FLEET_AUTH_REQUEST] = false;
     fleet_change_end(f);
 }

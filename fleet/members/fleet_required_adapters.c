@@ -5,13 +5,13 @@
 
 void fleet_require_adapters(struct fleet *f)
 {
-    mtx_lock(&f->lock);
+    fleet_change_begin(f);
     f->requires_adapters = true;
     for (size_t i = 0; i < f->list->n; i++) {
         f->list->items[i]->requires_adapters = true;
         f->list->items[i]->adapters_incarnation = f->list->items[i]->incarnation;
     }
-    mtx_unlock(&f->lock);
+    fleet_change_end(f);
 }
 
 /* A check of an earlier process, or one that is older than the last, is ignored. */

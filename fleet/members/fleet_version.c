@@ -19,14 +19,14 @@ enum { VERSIONS_LISTED = 4 };
 /* Does it report the version that it can serve? */
 static bool reports_version(const struct upstream *u)
 {
-    return u->label_known && !fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES | OUT_REMOVED) &&
-           u->report.not_ready[0] == '\0';
+    return u->label_known && fleet_is_alive(u) && !upstream_is_removed(u) &&
+           u->have.weights.fault == FAULT_NONE && u->report.not_ready[0] == '\0';
 }
 
 /* May its first report still come? It has come, or failed, at the end of the first probe. */
 static bool is_report_awaited(const struct upstream *u)
 {
-    return !u->label_known && !fleet_is_out(u, OUT_REMOVED | OUT_AUTH_PROBE) &&
+    return !u->label_known && !upstream_is_removed(u) && !u->key_rejected[FLEET_AUTH_PROBE] &&
            (fleet_is_alive(u) || u->n_failures == 0);
 }
 
@@ -80,7 +80,7 @@ static bool may_be_served_locked(const struct fleet *f)
     for (size_t i = 0; i < f->list->n; i++) {
         const struct upstream *u = f->list->items[i];
 
-        if (!fleet_is_out(u, OUT_REMOVED | OUT_FENCES) &&
+        if (!upstream_is_removed(u) && u->have.weights.fault == FAULT_NONE &&
             (!fleet_is_alive(u) || !u->label_known || strcmp(u->report.label, f->label) == 0))
             return true;
     }
@@ -118,7 +118,7 @@ static void set_version_error_locked(const struct fleet *f, struct upstream *u)
     bool undecided = !f->decided;
     struct err why = {0};
 
-    if (fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES)) /* its label says nothing */
+    if (!fleet_is_alive(u) || u->have.weights.fault != FAULT_NONE) /* its label says nothing */
         return;
     if (undecided)
         (void)err_set(&why, ERR_UNSYNCED, "",
@@ -127,16 +127,16 @@ static void set_version_error_locked(const struct fleet *f, struct upstream *u)
     else
         (void)err_set(&why, ERR_UNSYNCED, "", "it serves version %s, the fleet %s",
                       fleet_label_text(u->report.label).text, fleet_label_text(f->label).text);
-    fleet_set_why(u, WHY_WEIGHTS, &why);
+    fleet_set_why(u, REASON_OTHER_WEIGHTS, &why);
 }
 
 /* An engine that is not ready is checked once it is ready. A label from before a restart, or from
  * before a change of ours, does not count against an engine. */
 static void check_version_locked(const struct fleet *f, struct upstream *u)
 {
-    bool is = fleet_is_synced(u);
+    bool is = fleet_is_synced(f, u);
 
-    if (fleet_is_out(u, OUT_REMOVED)) /* its requests finish on the version that they began with */
+    if (upstream_is_removed(u)) /* its requests finish on the version that they began with */
         return;
     if (u->report.not_ready[0] != '\0')
         is = true;
@@ -144,7 +144,7 @@ static void check_version_locked(const struct fleet *f, struct upstream *u)
         is = false;
     else if (u->label_known)
         is = strcmp(u->report.label, f->label) == 0;
-    fleet_apply_event(f, u, is ? UPSTREAM_ON_SYNCED : UPSTREAM_ON_UNSYNCED);
+    u->have.weights.state = is ? WEIGHTS_SERIAL : WEIGHTS_OTHER;
     if (!is && u->label_known)
         set_version_error_locked(f, u);
 }
@@ -272,18 +272,16 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, bool d
                                const char *label)
 {
     if (done) {
-        fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
-        u->found_wrong = false;
-        u->serial = f->serial;
+        have_version(&u->have, f->serial);
         (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
         u->report.not_ready[0] = '\0';
         fleet_clear_failure_locked(u);
         return;
     }
-    if (fleet_is_out(u, OUT_REMOVED))
+    if (upstream_is_removed(u))
         return; /* its requests finish on the version that they began with */
-    fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
-    FLEET_SET_WHY(u, WHY_WEIGHTS, "it did not get version '%s'", f->label);
+    u->have.weights.state = WEIGHTS_OTHER;
+    FLEET_SET_WHY(u, REASON_OTHER_WEIGHTS, "it did not get version '%s'", f->label);
 }
 
 static void set_version_locked(struct fleet *f, const char *label)
@@ -352,10 +350,10 @@ uint64_t fleet_repair_version(struct fleet *f, const char *label, const struct f
     return serial;
 }
 
-static bool is_named(const struct upstream *const *named, size_t n, const struct upstream *u)
+bool fleet_is_among(const struct upstream *const *list, size_t n, const struct upstream *u)
 {
     for (size_t i = 0; i < n; i++)
-        if (named[i] == u)
+        if (list[i] == u)
             return true;
     return false;
 }
@@ -371,10 +369,10 @@ uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstre
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];
 
-        if (is_named(named, n, u)) {
+        if (fleet_is_among(named, n, u)) {
             u->report.label[0] = '\0';
             u->label_known = false;
-        } else if (u->serial == serial && fleet_is_synced(u)) {
+        } else if (u->have.weights.serial == serial && fleet_is_synced(f, u)) {
             set_updated_locked(f, u, false, "");
         }
     }

@@ -3,45 +3,76 @@
 #include "fleet/members/have.h"
 
 #include <assert.h>
+#include <stddef.h>
 
 void have_init(struct engine_have *have)
 {
-    *have = (struct engine_have){.gate = GATE_NOT_OURS, .own = OWN_NOT_OURS};
+    *have = (struct engine_have){.gate = GATE_NOT_OURS,
+                                 .own = OWN_NOT_OURS,
+                                 .sleep = {.weights = SLEEP_NOT_OURS, .kv = SLEEP_NOT_OURS}};
 }
 
-void have_seen(struct engine_have *have, uint64_t gate_change)
+void have_seen(struct engine_have *have, uint64_t change)
 {
-    have->gate_asked = have->gate_asked && have->gate_change != gate_change;
+    if (have->change == change)
+        have->gate_calls.asked = have->sleep_calls.asked = false;
 }
 
 void have_reset(struct engine_have *have, bool certain)
 {
     if (have->own == OWN_OPEN)
         have->own = OWN_UNKNOWN;
-    if (have->gate_asked)
+    if (have->gate_calls.asked)
         have->gate = GATE_UNKNOWN;
     else if (certain)
         have->gate = GATE_RUNNING;
     else if (have->gate == GATE_PAUSED)
         have->gate = GATE_UNKNOWN;
+    if (certain)
+        have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
+                                                                       : SLEEP_AWAKE;
+    have->weights.state = WEIGHTS_OTHER;
+    have->weights.fault_is_older = true;
 }
 
-static void doubt_gate(struct engine_have *have)
+/* doubt */
+
+static void begin_call(struct engine_have *have, struct have_calls *calls)
 {
-    have->gate = GATE_UNKNOWN;
-    have->gate_asked = true;
-    have->gate_change++;
-    have->gate_calls_overlap = have->n_gate_calls++ > 0;
+    have->change++;
+    calls->asked = true;
+    calls->overlap = calls->n++ > 0;
 }
 
-void have_doubt(struct engine_have *have, enum api_op op, struct have_before *before)
+/* A request that names no part is about all of them. */
+static void set_sleep(struct engine_have *have, const struct api_args *args,
+                      enum sleep_fact weights, enum sleep_fact kv)
+{
+    const struct api_sleep *of = args != NULL ? args->sleep : NULL;
+
+    if (of == NULL || of->weights)
+        have->sleep.weights = weights;
+    if (of == NULL || of->kv)
+        have->sleep.kv = kv;
+}
+
+void have_doubt(struct engine_have *have, enum api_op op, const struct api_args *args,
+                struct have_before *before)
 {
     before->gate = have->gate;
     before->own = have->own;
+    before->weights = have->sleep.weights;
+    before->kv = have->sleep.kv;
     switch (op) {
     case API_PAUSE:
     case API_RESUME:
-        doubt_gate(have);
+        have->gate = GATE_UNKNOWN;
+        begin_call(have, &have->gate_calls);
+        break;
+    case API_SLEEP:
+    case API_WAKE:
+        set_sleep(have, args, SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+        begin_call(have, &have->sleep_calls);
         break;
     case API_START_UPDATE:
     case API_FINISH_UPDATE:
@@ -53,20 +84,25 @@ void have_doubt(struct engine_have *have, enum api_op op, struct have_before *be
     }
 }
 
-static void answer_gate(struct engine_have *have, enum gate_fact now,
-                        const struct have_before *before, enum have_answer answer, bool same)
+/* answers */
+
+/* Does the answer say how the process is now? */
+static bool end_call(struct engine_have *have, struct have_calls *calls, enum have_answer answer,
+                     bool same)
 {
-    assert(have->n_gate_calls > 0);
-    have->n_gate_calls--;
-    have->gate_change++;
-    if (!same || have->gate_calls_overlap)
-        return;
+    assert(calls->n > 0);
+    calls->n--;
+    have->change++;
+    return same && !calls->overlap && answer != HAVE_LOST;
+}
+
+/* One that refuses to wake may sleep, whoever put it to sleep. */
+static enum sleep_fact sleep_answered(enum api_op op, enum sleep_fact before,
+                                      enum have_answer answer)
+{
     if (answer == HAVE_GOOD)
-        have->gate = now;
-    if (have->gate == GATE_RUNNING) /* and so does a process that was started since */
-        have->gate_asked = false;
-    else if (answer == HAVE_REFUSED)
-        have->gate = before->gate;
+        return op == API_SLEEP ? SLEEP_ASLEEP : SLEEP_AWAKE;
+    return op == API_WAKE && before == SLEEP_NOT_OURS ? SLEEP_UNKNOWN : before;
 }
 
 static void answer_own(struct engine_have *have, enum own_fact now,
@@ -76,15 +112,41 @@ static void answer_own(struct engine_have *have, enum own_fact now,
         have->own = answer == HAVE_GOOD ? now : before->own;
 }
 
-void have_answer(struct engine_have *have, enum api_op op, const struct have_before *before,
-                 enum have_answer answer, bool same)
+static void answer_sleep(struct engine_have *have, enum api_op op, const struct api_args *args,
+                         const struct have_before *before, enum have_answer answer)
+{
+    set_sleep(have, args, sleep_answered(op, before->weights, answer),
+              sleep_answered(op, before->kv, answer));
+    if (op == API_WAKE && answer == HAVE_GOOD && !have_may_sleep(have))
+        have->sleep_calls.asked = false; /* a process that was started since is awake too */
+}
+
+static bool drops_weights(enum api_op op, const struct api_args *args)
+{
+    return op == API_SLEEP && args != NULL && args->sleep != NULL && args->sleep->weights &&
+           args->sleep->level == 2;
+}
+
+void have_answer(struct engine_have *have, enum api_op op, const struct api_args *args,
+                 const struct have_before *before, enum have_answer answer, bool same)
 {
     switch (op) {
     case API_PAUSE:
-        answer_gate(have, GATE_PAUSED, before, answer, same);
-        break;
     case API_RESUME:
-        answer_gate(have, GATE_RUNNING, before, answer, same);
+        if (!end_call(have, &have->gate_calls, answer, same))
+            break;
+        have->gate = answer == HAVE_REFUSED ? before->gate
+                     : op == API_PAUSE      ? GATE_PAUSED
+                                            : GATE_RUNNING;
+        if (have->gate == GATE_RUNNING && answer == HAVE_GOOD)
+            have->gate_calls.asked = false; /* a process that was started since runs too */
+        break;
+    case API_SLEEP:
+    case API_WAKE:
+        if (end_call(have, &have->sleep_calls, answer, same))
+            answer_sleep(have, op, args, before, answer);
+        if (answer == HAVE_GOOD && drops_weights(op, args)) /* whichever process answered */
+            have_fault(have, FAULT_DROPPED);
         break;
     case API_START_UPDATE:
         answer_own(have, OWN_OPEN, before, answer, same);
@@ -96,4 +158,35 @@ void have_answer(struct engine_have *have, enum api_op op, const struct have_bef
     default:
         break;
     }
+}
+
+/* what is known otherwise */
+
+void have_missed_wake(struct engine_have *have)
+{
+    if (have->sleep.weights == SLEEP_NOT_OURS)
+        have->sleep.weights = SLEEP_UNKNOWN;
+    if (have->sleep.kv == SLEEP_NOT_OURS)
+        have->sleep.kv = SLEEP_UNKNOWN;
+}
+
+void have_missed_sleep(struct engine_have *have, bool asleep)
+{
+    if (have->weights.fault == FAULT_NONE)
+        have_fault(have, asleep ? FAULT_SLEEP_MISSED : FAULT_WAKE_MISSED);
+    if (!asleep)
+        have_missed_wake(have);
+}
+
+void have_version(struct engine_have *have, uint64_t serial)
+{
+    have->weights.state = WEIGHTS_SERIAL;
+    have->weights.serial = serial;
+    have->weights.fault = FAULT_NONE;
+}
+
+void have_fault(struct engine_have *have, enum weights_fault fault)
+{
+    have->weights.fault = fault;
+    have->weights.fault_is_older = false;
 }

@@ -32,15 +32,48 @@ enum own_fact {
     OWN_OPEN
 };
 
+enum sleep_fact { SLEEP_UNKNOWN, SLEEP_NOT_OURS, SLEEP_AWAKE, SLEEP_ASLEEP };
+
+enum weights_fact {
+    WEIGHTS_UNKNOWN,
+    WEIGHTS_SERIAL, /* those of one version of the fleet */
+    WEIGHTS_OTHER   /* others, or those of a process that has not reported any */
+};
+
+/* Why its weights are not used, whichever version they are: a fence. It stays for another process,
+ * until an update has ended well there; a resync ends the first two. */
+enum weights_fault {
+    FAULT_NONE,
+    FAULT_SLEEP_MISSED, /* it was not reached when the others were put to sleep */
+    FAULT_WAKE_MISSED,  /* ... or woken */
+    FAULT_TORN,         /* a change of it failed, as an update that never ended */
+    FAULT_DROPPED,      /* a sleep of level 2 dropped them */
+    FAULT_WRONG         /* a proof found them wrong; a restart and a resync end this too */
+};
+
+/* Requests of one kind. Where two that are under way overlap, which came last is not known. */
+struct have_calls {
+    unsigned n; /* under way */
+    bool overlap;
+    bool asked; /* one was sent since a report has shown which process is there */
+};
+
 struct engine_have {
     enum gate_fact gate;
     enum own_fact own;
+    struct {
+        enum sleep_fact weights, kv;
+        bool with_others; /* it was put to sleep with all engines, not by a resync */
+    } sleep;
+    struct {
+        enum weights_fact state;
+        uint64_t serial; /* the last one that it was given since it was added; 0: none */
+        enum weights_fault fault;
+        bool fault_is_older; /* than this process, or than this server */
+    } weights;
 
-    /* Pauses and resumes under way. Where two overlap, which came last is not known. */
-    unsigned n_gate_calls;
-    bool gate_calls_overlap;
-    uint64_t gate_change; /* grows with each call and each answer */
-    bool gate_asked;      /* a call was sent since a report has shown which process is there */
+    struct have_calls gate_calls, sleep_calls;
+    uint64_t change; /* grows with each of them, and with each answer */
 };
 
 enum have_answer {
@@ -54,26 +87,67 @@ struct have_before {
     uint64_t incarnation; /* of the engine's process (upstream_info) */
     enum gate_fact gate;
     enum own_fact own;
+    enum sleep_fact weights, kv;
 };
 
 /* have_init - nothing is known of the engine: not ours. */
 void have_init(struct engine_have *have);
 
-/* have_seen - the process has reported, and it is the same. @gate_change  when it was asked */
-void have_seen(struct engine_have *have, uint64_t gate_change);
+/* have_seen - the process has reported, and it is the same. @change  when it was asked */
+void have_seen(struct engine_have *have, uint64_t change);
 
 /* have_reset - begin the facts of another process, which may have executed what was sent since the
  * one before was last seen.
  * @certain  it is another one; false: it may be the same, as it does not name itself */
 void have_reset(struct engine_have *have, bool certain);
 
-/* have_doubt - the operation is about to be sent. @before  for have_answer; without `incarnation`
- */
-void have_doubt(struct engine_have *have, enum api_op op, struct have_before *before);
+/* have_doubt - the operation is about to be sent.
+ * @args    of the operation; NULL: none
+ * @before  for have_answer; without `incarnation` */
+void have_doubt(struct engine_have *have, enum api_op op, const struct api_args *args,
+                struct have_before *before);
 
 /* have_answer - it was answered, or its answer is lost. Once for each have_doubt.
  * @same  the process is the one of have_doubt; false: the facts are of another by now */
-void have_answer(struct engine_have *have, enum api_op op, const struct have_before *before,
-                 enum have_answer answer, bool same);
+void have_answer(struct engine_have *have, enum api_op op, const struct api_args *args,
+                 const struct have_before *before, enum have_answer answer, bool same);
+
+/* have_missed_sleep - the others were put to sleep, or woken, without it. An earlier fault stays.
+ * have_missed_wake - so it may sleep, though this server has not put it to sleep. */
+void have_missed_sleep(struct engine_have *have, bool asleep);
+void have_missed_wake(struct engine_have *have);
+
+/* have_version - it was given the fleet's version of this serial, or is declared to have it. */
+void have_version(struct engine_have *have, uint64_t serial);
+
+/* have_fault - a fault of the process that is there now. */
+void have_fault(struct engine_have *have, enum weights_fault fault);
+
+static inline bool sleep_is_doubted(enum sleep_fact fact)
+{
+    return fact == SLEEP_UNKNOWN || fact == SLEEP_ASLEEP;
+}
+
+/* have_is_asleep, have_may_sleep - wholly or in part. have_has_missed - a sleep or a wake, since
+ * which its weights are not vouched for. have_is_broken - does it need a whole update? */
+static inline bool have_is_asleep(const struct engine_have *have)
+{
+    return have->sleep.weights == SLEEP_ASLEEP || have->sleep.kv == SLEEP_ASLEEP;
+}
+
+static inline bool have_may_sleep(const struct engine_have *have)
+{
+    return sleep_is_doubted(have->sleep.weights) || sleep_is_doubted(have->sleep.kv);
+}
+
+static inline bool have_has_missed(const struct engine_have *have)
+{
+    return have->weights.fault == FAULT_SLEEP_MISSED || have->weights.fault == FAULT_WAKE_MISSED;
+}
+
+static inline bool have_is_broken(const struct engine_have *have)
+{
+    return have->weights.fault >= FAULT_TORN;
+}
 
 #endif

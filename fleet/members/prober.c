@@ -144,7 +144,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
     if (p->no_token && report.not_ready[0] == '\0')
         return;
     report.sent_epoch = p->weights_epoch;
-    report.gate_change = p->gate_change;
+    report.have_change = p->have_change;
     if (may_hold(p))
         report.held = NULL;
     fleet_probe_ok(fleet, p->upstream, &report);
@@ -193,7 +193,7 @@ static enum api_query next_query(struct probe *p)
     fleet_info(prober->cfg.fleet, p->upstream, &info);
     idle = info.n_granted == p->n_granted && info.n_outstanding[FLEET_GENERATE] == 0;
     p->n_granted = info.n_granted;
-    p->gate_change = info.have.gate_change;
+    p->have_change = info.have.change;
     p->n_probes++;
     serves = info.synced && !info.fenced && info.report.not_ready[0] == '\0' &&
              info.report.held == NULL;

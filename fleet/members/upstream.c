@@ -20,7 +20,7 @@ struct upstream *upstream_new(const char *name)
     atomic_init(&u->removed, false);
     u->number = atomic_fetch_add_explicit(&n_made, 1, memory_order_relaxed) + 1;
     u->name = name;
-    u->out = OUT_JOINED;
+    u->out = REASON_BIT(REASON_NEVER_REACHED);
     have_init(&u->have);
     return u;
 }

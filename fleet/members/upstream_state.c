@@ -1,99 +1,145 @@
-/* The events of an engine and what they change. An event without a row cannot happen. */
-#include "fleet/members/upstream_state.h"
+/* Why an engine is out of rotation: each reason has a row with its test, and one with its state and
+ * its text, so that no reason hides another or outlives what it says. */
+#include "fleet/members/fleet_priv.h"
 
-#include <assert.h>
-#include <stddef.h>
+#include "base/clock.h"
+#include "fleet/api/upstream_api.h"
 
-struct rule {
-    enum upstream_event event;
-    unsigned needs,
-        bars; /* applies to sets with any of `needs` (0: all sets) and with none of `bars` */
-    unsigned adds, takes;
-};
+#include <string.h>
 
-/* The first row of the event that applies is used. */
-static const struct rule rules[] = {
-    /* does it answer? */
-    {UPSTREAM_ON_PROBE_OK, 0, 0, 0, OUT_UNREACHABLE | OUT_AUTH_PROBE},
-    {UPSTREAM_ON_CONNECTION_REFUSED, OUT_NEVER_REACHED, 0, 0, 0}, /* it may still be starting */
-    {UPSTREAM_ON_CONNECTION_REFUSED, 0, OUT_NEVER_REACHED, OUT_DOWN, 0},
-    {UPSTREAM_ON_DOWN, 0, 0, OUT_DOWN, OUT_NEVER_REACHED},
+const char *fleet_remedy(const struct fleet *f)
+{
+    return f->cfg.staged ? "this server hands it the version (--stage)" : "push a whole update";
+}
 
-    /* does it accept our key? */
-    {UPSTREAM_ON_PROBE_AUTH_FAILED, 0, 0, OUT_AUTH_PROBE, 0},
-    {UPSTREAM_ON_REQUEST_AUTH_FAILED, 0, 0, OUT_AUTH_REQUEST, 0},
-    {UPSTREAM_ON_REQUEST_AUTH_OK, 0, 0, 0, OUT_AUTH_REQUEST},
+const char *fleet_remedy_or_resync(const struct fleet *f)
+{
+    return f->cfg.staged ? fleet_remedy(f)
+                         : "push a whole update, or resync it (/v1/upstreams/resync) if it serves "
+                           "that version";
+}
 
-    /* Requests at a removed engine finish on the version that they began with, unless its process
-     * ends. */
-    {UPSTREAM_ON_SYNCED, 0, OUT_REMOVED, 0, OUT_OTHER_WEIGHTS},
-    {UPSTREAM_ON_UNSYNCED, 0, 0, OUT_OTHER_WEIGHTS, 0},
+static void describe_dropped(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    (void)f;
+    (void)u;
+    (void)err_set(out, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
+}
 
-    /* A fence stays until its cause is repaired; what the engine misses later does not change it.
-     * If it is put to sleep or woken with the others later, its sleep state is known, but not
-     * whether it has their weights. */
-    {UPSTREAM_ON_SLEEP_MISSED, 0, OUT_FENCES, OUT_SLEEP_MISSED, 0},
-    {UPSTREAM_ON_SLEEP_MISSED, OUT_FENCES, 0, 0, 0},
-    {UPSTREAM_ON_WAKE_MISSED, 0, OUT_FENCES, OUT_WAKE_MISSED, 0},
-    {UPSTREAM_ON_WAKE_MISSED, OUT_FENCES, 0, 0, 0},
-    {UPSTREAM_ON_SLEEP, OUT_SLEEP_MISSED | OUT_WAKE_MISSED, 0, OUT_WAKE_MISSED, OUT_SLEEP_MISSED},
-    {UPSTREAM_ON_SLEEP, 0, OUT_SLEEP_MISSED | OUT_WAKE_MISSED, 0, 0},
-    {UPSTREAM_ON_WAKE, OUT_SLEEP_MISSED | OUT_WAKE_MISSED, 0, OUT_SLEEP_MISSED, OUT_WAKE_MISSED},
-    {UPSTREAM_ON_WAKE, 0, OUT_SLEEP_MISSED | OUT_WAKE_MISSED, 0, 0},
-    {UPSTREAM_ON_UPDATE_FAILED, 0, 0, OUT_UPDATE_FAILED, OUT_SLEEP_MISSED | OUT_WAKE_MISSED},
-    {UPSTREAM_ON_UPDATED, 0, 0, 0, OUT_FENCES | OUT_OTHER_WEIGHTS},
-    {UPSTREAM_ON_RESYNCED, 0, OUT_UPDATE_FAILED | OUT_REMOVED, 0,
-     OUT_FENCES | OUT_OTHER_WEIGHTS | OUT_AUTH_REQUEST},
+/* Of one that does not name its process, nothing tells whether it was restarted since. */
+static void describe_missed_sleep(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    bool asleep = u->have.weights.fault == FAULT_SLEEP_MISSED;
 
-    {UPSTREAM_ON_REMOVED, 0, OUT_REMOVED, OUT_REMOVED, 0},
-};
+    if (!asleep && have_is_asleep(&u->have) && u->have.sleep.with_others &&
+        u->report.process[0] == '\0')
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it was put to sleep, and was not here when the fleet was woken: restart "
+                      "it, then %s",
+                      fleet_remedy(f));
+    else
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it was not reachable when the fleet was %s: once it answers again, %s",
+                      asleep ? "put to sleep" : "woken",
+                      f->cfg.staged ? fleet_remedy(f)
+                                    : "resync it (/v1/upstreams/resync) or push a whole update");
+}
 
-/* The gravest reason first. */
+static void describe_pause(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    (void)f;
+    if (fleet_is_alive(u))
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it started, or was not reachable, when the others were paused: it serves "
+                      "again when it is paused too, or when they resume");
+}
+
+static void describe_adapters(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    (void)f;
+    if (!fleet_is_alive(u))
+        return;
+    if (u->missing.code != ERR_NONE)
+        *out = u->missing;
+    else
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it may have restarted, and its adapters have not been checked yet");
+}
+
+/* The error has the code of the engine's own reason. */
+static void describe_not_ready(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    bool held = u->report.not_ready[0] == '\0';
+    const char *reason = held ? u->report.held : u->report.not_ready;
+    enum err_code code = api_error_code(reason);
+
+    (void)f;
+    if (held)
+        (void)err_set(out, code, "", "it is not ready: %s, and not by this server: POST %s", reason,
+                      code == ERR_ASLEEP ? "/v1/wake wakes it" : "/v1/resume resumes it");
+    else
+        (void)err_set(out, code != ERR_NONE ? code : ERR_UNSYNCED, "", "it is not ready: %s",
+                      reason);
+}
+
+unsigned reasons_derive(const struct fleet *f, const struct upstream *u)
+{
+    enum weights_fault fault = u->have.weights.fault;
+    const bool holds[UPSTREAM_REASONS] = {
+        [REASON_REMOVED] = upstream_is_removed(u),
+        [REASON_BROKEN] = fault == FAULT_TORN || fault == FAULT_WRONG,
+        [REASON_DROPPED] = fault == FAULT_DROPPED,
+        [REASON_SLEEP_MISSED] = have_has_missed(&u->have),
+        [REASON_AUTH_PROBE] = u->key_rejected[FLEET_AUTH_PROBE],
+        [REASON_AUTH_REQUEST] = u->key_rejected[FLEET_AUTH_REQUEST],
+        [REASON_NEVER_REACHED] = !u->down && u->probe_ok_us == 0,
+        [REASON_DOWN] = u->down,
+        [REASON_OTHER_WEIGHTS] = !fleet_is_synced(f, u),
+        [REASON_PAUSE_MISSED] = fleet_has_missed_pause(u),
+        [REASON_PROBES_FAIL] = u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX,
+        [REASON_ADAPTERS] = !fleet_has_adapters(u),
+        [REASON_NOT_READY] = u->report.not_ready[0] != '\0' || u->report.held != NULL,
+    };
+    unsigned out = 0;
+
+    for (int i = 0; i < UPSTREAM_REASONS; i++)
+        out |= holds[i] ? REASON_BIT(i) : 0;
+    return out;
+}
+
+/* Where nothing describes a reason, its text is that of fleet_set_why, or of the missing answer. */
 static const struct {
-    unsigned any;
     enum upstream_state state;
-} shown[] = {
-    {OUT_REMOVED, UPSTREAM_REMOVED},
-    {OUT_FENCES, UPSTREAM_FENCED},
-    {OUT_AUTH, UPSTREAM_AUTH_FAILED},
-    {OUT_NEVER_REACHED, UPSTREAM_JOINING},
-    {OUT_DOWN, UPSTREAM_DOWN},
-    {OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_PROBES_FAIL | OUT_ADAPTERS, UPSTREAM_UNSYNCED},
-    {OUT_NOT_READY, UPSTREAM_NOT_READY},
+    void (*describe)(const struct fleet *f, const struct upstream *u, struct err *out);
+} shown[UPSTREAM_REASONS] = {
+    [REASON_REMOVED] = {UPSTREAM_REMOVED, NULL},
+    [REASON_BROKEN] = {UPSTREAM_FENCED, NULL},
+    [REASON_DROPPED] = {UPSTREAM_FENCED, describe_dropped},
+    [REASON_SLEEP_MISSED] = {UPSTREAM_FENCED, describe_missed_sleep},
+    [REASON_AUTH_PROBE] = {UPSTREAM_AUTH_FAILED, NULL},
+    [REASON_AUTH_REQUEST] = {UPSTREAM_AUTH_FAILED, NULL},
+    [REASON_NEVER_REACHED] = {UPSTREAM_JOINING, NULL},
+    [REASON_DOWN] = {UPSTREAM_DOWN, NULL},
+    [REASON_OTHER_WEIGHTS] = {UPSTREAM_UNSYNCED, NULL},
+    [REASON_PAUSE_MISSED] = {UPSTREAM_UNSYNCED, describe_pause},
+    [REASON_PROBES_FAIL] = {UPSTREAM_UNSYNCED, NULL},
+    [REASON_ADAPTERS] = {UPSTREAM_UNSYNCED, describe_adapters},
+    [REASON_NOT_READY] = {UPSTREAM_NOT_READY, describe_not_ready},
 };
 
-bool upstream_state_next(unsigned from, enum upstream_event event, unsigned *to)
+/* Returns: UPSTREAM_REASONS if there is none. */
+static int gravest(unsigned out)
 {
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
-        const struct rule *r = &rules[i];
+    int i = 0;
 
-        if (r->event != event || (r->needs != 0 && (from & r->needs) == 0) || (from & r->bars) != 0)
-            continue;
-        *to = (from & ~r->takes) | r->adds;
-        return true;
-    }
-    return false;
-}
-
-static bool at_most_one(unsigned set)
-{
-    return (set & (set - 1)) == 0;
-}
-
-void upstream_state_apply(unsigned *out, enum upstream_event event)
-{
-    bool allowed = upstream_state_next(*out, event, out);
-
-    assert(allowed);
-    assert(at_most_one(*out & OUT_UNREACHABLE) && at_most_one(*out & OUT_FENCES));
+    while (i < UPSTREAM_REASONS && (out & REASON_BIT(i)) == 0)
+        i++;
+    return i;
 }
 
 enum upstream_state upstream_state_of(unsigned out)
 {
-    for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++)
-        if (out & shown[i].any)
-            return shown[i].state;
-    return UPSTREAM_SERVING;
+    return out != 0 ? shown[gravest(out)].state : UPSTREAM_SERVING;
 }
 
 const char *upstream_state_name(enum upstream_state state)
@@ -106,4 +152,86 @@ const char *upstream_state_name(enum upstream_state state)
     };
 
     return names[state];
+}
+
+/* texts */
+
+void fleet_set_why(struct upstream *u, enum upstream_reason which, const struct err *why)
+{
+    struct upstream_error *at = &u->why[which];
+
+    if (at->wall_s == 0 || strcmp(at->why.msg, why->msg) != 0)
+        at->wall_s = why->code != ERR_NONE ? clock_wall_s() : 0;
+    at->why = *why;
+}
+
+/* Called for each engine at each change of the table: one without a reason costs little. */
+void fleet_derive_locked(const struct fleet *f, struct upstream *u)
+{
+    u->out = reasons_derive(f, u);
+    for (int i = 0; i < UPSTREAM_REASONS; i++) {
+        struct err why;
+
+        if ((u->out & REASON_BIT(i)) == 0) {
+            if (u->why[i].wall_s != 0)
+                u->why[i] = (struct upstream_error){0};
+        } else if (shown[i].describe != NULL) {
+            err_clear(&why);
+            shown[i].describe(f, u, &why);
+            fleet_set_why(u, (enum upstream_reason)i, &why);
+        }
+    }
+}
+
+/* A missing answer goes first where it keeps the engine out, and last where it does not yet. */
+static size_t errors_of(const struct upstream *u, struct upstream_error *out, size_t max)
+{
+    bool missing = u->no_answer.why.code != ERR_NONE;
+    bool first = missing && (u->out & (OUT_UNREACHABLE | REASON_BIT(REASON_PROBES_FAIL))) != 0;
+    size_t n = 0;
+
+    if (first)
+        out[n++] = u->no_answer;
+    for (int i = 0; i < UPSTREAM_REASONS && n < max; i++)
+        if (u->why[i].why.code != ERR_NONE)
+            out[n++] = u->why[i];
+    if (missing && !first && n < max)
+        out[n++] = u->no_answer;
+    return n;
+}
+
+void fleet_error_of(const struct upstream *u, struct upstream_error *out)
+{
+    *out = (struct upstream_error){0};
+    (void)errors_of(u, out, 1);
+}
+
+const struct err *fleet_key_error_of(const struct upstream *u)
+{
+    return &u->why[gravest(u->out & OUT_AUTH)].why;
+}
+
+void fleet_why_unreliable(struct fleet *f, struct upstream *u, struct err *out)
+{
+    int i;
+
+    mtx_lock(&f->lock);
+    i = gravest(u->out & OUT_WRONG_WEIGHTS);
+    if (u->out & OUT_UNREACHABLE)
+        *out = u->no_answer.why;
+    else if (i < UPSTREAM_REASONS)
+        *out = u->why[i].why;
+    else
+        err_clear(out);
+    mtx_unlock(&f->lock);
+}
+
+size_t fleet_errors(struct fleet *f, struct upstream *u, struct upstream_error *out)
+{
+    size_t n;
+
+    mtx_lock(&f->lock);
+    n = errors_of(u, out, UPSTREAM_ERRORS_MAX);
+    mtx_unlock(&f->lock);
+    return n;
 }

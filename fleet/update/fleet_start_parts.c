@@ -4,17 +4,25 @@
  * update: what was learned earlier may have been about another process. */
 #include "fleet/update/fleet_update_priv.h"
 
+struct wake {
+    struct fleet *fleet;
+    bool kv; /* the KV caches of the others are awake */
+};
+
 static bool may_be_asleep(const struct fleet_part *p, const void *arg)
 {
-    (void)arg;
-    return !p->out && fleet_engine(p->upstream)->wake_in_doubt &&
-           upstream_caps_of(p->upstream)->wakes_twice;
+    const struct wake *w = arg;
+    struct upstream_info info;
+
+    fleet_info(w->fleet, p->upstream, &info);
+    return !p->out && upstream_caps_of(p->upstream)->wakes_twice &&
+           (sleep_is_doubted(info.have.sleep.weights) ||
+            (w->kv && sleep_is_doubted(info.have.sleep.kv)));
 }
 
 static void on_woken(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
-    fleet_engine(p->upstream)->wake_in_doubt = !result_ok(result);
     part_drop_failed(p, result);
 }
 
@@ -22,10 +30,12 @@ static void on_woken(struct fleet_part *p, struct fleet_result *result, void *ar
 int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     struct fleet_sleep sleep;
+    struct wake w = {.fleet = fleet_of(fc)};
     struct fanout f = {.op = API_WAKE,
                        .timeout_us = FLEET_SLEEP_US,
                        .select = may_be_asleep,
-                       .on_result = on_woken};
+                       .on_result = on_woken,
+                       .arg = &w};
     const struct api_args args = {.sleep = &(struct api_sleep){.weights = true}};
 
     fleet_get_sleep(fc, &sleep);
@@ -33,6 +43,7 @@ int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct e
         return 0;
     if (sleep.kv)
         f.args = &args;
+    w.kv = !sleep.kv;
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
 

@@ -30,7 +30,7 @@ enum step { STEP_NONE, STEP_PAUSE_FENCED, STEP_PAUSE, STEP_RESUME };
 
 static bool is_fenced(const struct upstream_info *info)
 {
-    return info->fence == FLEET_FENCE_UPDATE && !info->removed;
+    return have_is_broken(&info->have) && !info->removed;
 }
 
 static bool is_paused_for_fence(const struct fleet_control *fc, const struct upstream_info *info)
@@ -149,7 +149,7 @@ static bool must_mark(struct fleet_control *fc, struct upstream *upstream)
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    return !upstream_caps_of(upstream)->two_phase && info.incarnation == info.fence_incarnation &&
+    return !upstream_caps_of(upstream)->two_phase && !info.have.weights.fault_is_older &&
            !fleet_is_dirty_marker(info.report.label);
 }
 

@@ -20,9 +20,9 @@ static int setup(void **state)
 
 static void ask(enum api_op op, enum have_answer answer)
 {
-    have_doubt(&have, op, &before);
+    have_doubt(&have, op, NULL, &before);
     assert_int_equal(have.gate, GATE_UNKNOWN);
-    have_answer(&have, op, &before, answer, true);
+    have_answer(&have, op, NULL, &before, answer, true);
 }
 
 static void test_only_an_answer_makes_it_known(void **state)
@@ -50,9 +50,9 @@ static void test_other_operations_leave_it(void **state)
     for (int op = 0; op < API_OPS; op++) {
         if (op == API_PAUSE || op == API_RESUME)
             continue;
-        have_doubt(&have, (enum api_op)op, &before);
+        have_doubt(&have, (enum api_op)op, NULL, &before);
         assert_int_equal(have.gate, GATE_PAUSED);
-        have_answer(&have, (enum api_op)op, &before, HAVE_LOST, true);
+        have_answer(&have, (enum api_op)op, NULL, &before, HAVE_LOST, true);
         assert_int_equal(have.gate, GATE_PAUSED);
     }
 }
@@ -63,10 +63,10 @@ static void test_two_that_overlap_leave_it_unknown(void **state)
     struct have_before pause, resume;
 
     (void)state;
-    have_doubt(&have, API_PAUSE, &pause);
-    have_doubt(&have, API_RESUME, &resume);
-    have_answer(&have, API_RESUME, &resume, HAVE_GOOD, true);
-    have_answer(&have, API_PAUSE, &pause, HAVE_GOOD, true);
+    have_doubt(&have, API_PAUSE, NULL, &pause);
+    have_doubt(&have, API_RESUME, NULL, &resume);
+    have_answer(&have, API_RESUME, NULL, &resume, HAVE_GOOD, true);
+    have_answer(&have, API_PAUSE, NULL, &pause, HAVE_GOOD, true);
     assert_int_equal(have.gate, GATE_UNKNOWN);
     ask(API_RESUME, HAVE_GOOD);
     assert_int_equal(have.gate, GATE_RUNNING);
@@ -75,10 +75,10 @@ static void test_two_that_overlap_leave_it_unknown(void **state)
 static void test_an_answer_of_the_process_before_says_nothing(void **state)
 {
     (void)state;
-    have_doubt(&have, API_PAUSE, &before);
+    have_doubt(&have, API_PAUSE, NULL, &before);
     have_reset(&have, true);
     assert_int_equal(have.gate, GATE_UNKNOWN); /* the new one may execute it */
-    have_answer(&have, API_PAUSE, &before, HAVE_GOOD, false);
+    have_answer(&have, API_PAUSE, NULL, &before, HAVE_GOOD, false);
     assert_int_equal(have.gate, GATE_UNKNOWN);
 }
 
@@ -92,12 +92,12 @@ static void test_another_process_runs_if_nothing_was_sent_to_it(void **state)
     have_reset(&have, true);
     assert_int_equal(have.gate, GATE_UNKNOWN);
     ask(API_PAUSE, HAVE_GOOD);
-    asked = have.gate_change;
+    asked = have.change;
     have_seen(&have, asked - 1); /* by a probe that was sent before */
     have_reset(&have, true);
     assert_int_equal(have.gate, GATE_UNKNOWN);
     ask(API_PAUSE, HAVE_GOOD);
-    have_seen(&have, have.gate_change);
+    have_seen(&have, have.change);
     have_reset(&have, true);
     assert_int_equal(have.gate, GATE_RUNNING);
     ask(API_RESUME, HAVE_GOOD); /* at whichever process, it runs */
@@ -114,7 +114,7 @@ static void test_one_that_may_be_another_keeps_what_is_so_in_both(void **state)
     have_reset(&have, false);
     assert_int_equal(have.gate, GATE_RUNNING);
     ask(API_PAUSE, HAVE_GOOD);
-    have_seen(&have, have.gate_change);
+    have_seen(&have, have.change);
     have_reset(&have, false);
     assert_int_equal(have.gate, GATE_UNKNOWN);
 }
@@ -144,9 +144,9 @@ static void test_own_update_is_closed_only_by_an_answer(void **state)
                 have_reset(&have, true);
                 continue;
             }
-            have_doubt(&have, op, &before);
+            have_doubt(&have, op, NULL, &before);
             assert_int_equal(have.own, OWN_UNKNOWN);
-            have_answer(&have, op, &before,
+            have_answer(&have, op, NULL, &before,
                         *c == 'x'                   ? HAVE_LOST
                         : strchr("SFA", *c) != NULL ? HAVE_REFUSED
                                                     : HAVE_GOOD,
@@ -156,10 +156,113 @@ static void test_own_update_is_closed_only_by_an_answer(void **state)
             fail_msg("'%s': %d", rows[i].calls, (int)have.own);
     }
     (void)setup(state);
-    have_doubt(&have, API_START_UPDATE, &before);
+    have_doubt(&have, API_START_UPDATE, NULL, &before);
     have_reset(&have, true);
-    have_answer(&have, API_START_UPDATE, &before, HAVE_GOOD, false);
+    have_answer(&have, API_START_UPDATE, NULL, &before, HAVE_GOOD, false);
     assert_int_equal(have.own, OWN_UNKNOWN); /* the new one may execute it */
+}
+
+/* ---- sleep ---- */
+
+static void assert_sleep(enum sleep_fact weights, enum sleep_fact kv)
+{
+    assert_int_equal(have.sleep.weights, weights);
+    assert_int_equal(have.sleep.kv, kv);
+}
+
+/* @weights, @kv  what is to sleep or to wake */
+static void change(enum api_op op, bool weights, bool kv, enum have_answer answer)
+{
+    const struct api_sleep asked = {.level = op == API_SLEEP, .weights = weights, .kv = kv};
+    const struct api_args args = {.sleep = &asked};
+
+    have_doubt(&have, op, &args, &before);
+    have_answer(&have, op, &args, &before, answer, true);
+}
+
+static void test_a_sleep_is_known_by_its_answer(void **state)
+{
+    (void)state;
+    assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
+    have_doubt(&have, API_SLEEP, NULL, &before); /* of all */
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+    have_answer(&have, API_SLEEP, NULL, &before, HAVE_REFUSED, true);
+    assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
+    change(API_SLEEP, false, true, HAVE_GOOD);
+    assert_sleep(SLEEP_NOT_OURS, SLEEP_ASLEEP);
+    change(API_SLEEP, true, false, HAVE_LOST);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_ASLEEP);
+    change(API_WAKE, true, true, HAVE_GOOD);
+    assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE);
+    change(API_SLEEP, true, true, HAVE_GOOD);
+    change(API_WAKE, true, false, HAVE_REFUSED);
+    assert_sleep(SLEEP_ASLEEP, SLEEP_ASLEEP);
+    change(API_WAKE, true, false, HAVE_GOOD);
+    assert_sleep(SLEEP_AWAKE, SLEEP_ASLEEP);
+    assert_int_equal(have.weights.fault, FAULT_NONE);
+}
+
+/* An earlier server may have put it to sleep. */
+static void test_one_that_refuses_to_wake_or_misses_it_may_sleep(void **state)
+{
+    (void)state;
+    change(API_WAKE, true, false, HAVE_REFUSED);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_NOT_OURS);
+    have_missed_sleep(&have, true);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_NOT_OURS);
+    have_missed_sleep(&have, false);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+    assert_int_equal(have.weights.fault, FAULT_SLEEP_MISSED); /* the first one */
+    change(API_WAKE, true, true, HAVE_GOOD);
+    have_missed_sleep(&have, false);
+    assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE); /* it was woken since, and not put to sleep */
+}
+
+static void test_another_process_is_awake_if_nothing_was_sent_to_it(void **state)
+{
+    (void)state;
+    change(API_SLEEP, true, true, HAVE_GOOD);
+    have_seen(&have, have.change);
+    have_reset(&have, false); /* it may be the same */
+    assert_sleep(SLEEP_ASLEEP, SLEEP_ASLEEP);
+    have_reset(&have, true);
+    assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE);
+    change(API_SLEEP, true, true, HAVE_GOOD);
+    have_reset(&have, true);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+    change(API_WAKE, true, true, HAVE_GOOD);
+    have_reset(&have, true);
+    assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE);
+    have_doubt(&have, API_SLEEP, NULL, &before);
+    have_reset(&have, true);
+    have_answer(&have, API_SLEEP, NULL, &before, HAVE_GOOD, false);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+}
+
+/* ---- weights ---- */
+
+static void test_a_fault_outlives_the_process(void **state)
+{
+    const struct api_sleep asked = {.level = 2, .weights = true};
+    const struct api_args args = {.sleep = &asked};
+
+    (void)state;
+    have_version(&have, 3);
+    have_doubt(&have, API_SLEEP, &args, &before);
+    have_answer(&have, API_SLEEP, &args, &before, HAVE_LOST, true);
+    assert_int_equal(have.weights.fault, FAULT_NONE);
+    have_doubt(&have, API_SLEEP, &args, &before);
+    have_answer(&have, API_SLEEP, &args, &before, HAVE_GOOD, true);
+    assert_true(have_is_broken(&have) && !have.weights.fault_is_older);
+    assert_int_equal(have.weights.fault, FAULT_DROPPED);
+    assert_int_equal(have.weights.state, WEIGHTS_SERIAL);
+    have_missed_sleep(&have, false);
+    have_reset(&have, true);
+    assert_true(have_is_broken(&have) && have.weights.fault_is_older);
+    assert_int_equal(have.weights.fault, FAULT_DROPPED);
+    assert_int_equal(have.weights.state, WEIGHTS_OTHER);
+    have_version(&have, 4);
+    assert_int_equal(have.weights.fault, FAULT_NONE);
 }
 
 int main(void)
@@ -172,6 +275,10 @@ int main(void)
         cmocka_unit_test_setup(test_another_process_runs_if_nothing_was_sent_to_it, setup),
         cmocka_unit_test_setup(test_one_that_may_be_another_keeps_what_is_so_in_both, setup),
         cmocka_unit_test_setup(test_own_update_is_closed_only_by_an_answer, setup),
+        cmocka_unit_test_setup(test_a_sleep_is_known_by_its_answer, setup),
+        cmocka_unit_test_setup(test_one_that_refuses_to_wake_or_misses_it_may_sleep, setup),
+        cmocka_unit_test_setup(test_another_process_is_awake_if_nothing_was_sent_to_it, setup),
+        cmocka_unit_test_setup(test_a_fault_outlives_the_process, setup),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -581,8 +581,7 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
     bool sent = false;
     int rc;
 
-    assert_ptr_equal(fc, w.fc);
-    assert_true(timeout_us > 0);
+    assert_true(fc == w.fc && timeout_us > 0);
     mtx_assert_none();
     w.now_us += STEP_US;
     *results = NULL;
@@ -593,14 +592,15 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
     *results = calloc(n + 1, sizeof **results);
     assert_non_null(*results);
     for (size_t i = 0; i < n; i++)
-        fleet_doubt(w.fleet, targets[i].upstream, op == API_OPS ? targets[i].op : op, &before[i]);
+        fleet_doubt(w.fleet, targets[i].upstream, op != API_OPS ? op : targets[i].op,
+                    targets[i].args, &before[i]);
     for (size_t k = 0; k < n; k++) {
         size_t i = (first + k) % n;
         enum api_op of = op == API_OPS ? targets[i].op : op;
         answer_op(&(*results)[i], of, &targets[i]);
         trace("op %d at %zu: outcome %d (%d)", (int)of, index_of(w.fleet, targets[i].upstream),
               (int)(*results)[i].outcome, (*results)[i].status);
-        fleet_answer(w.fleet, targets[i].upstream, of, &before[i],
+        fleet_answer(w.fleet, targets[i].upstream, of, targets[i].args, &before[i],
                      rc != 0 ? HAVE_LOST : fleet_result_answer(&(*results)[i]));
         if (w.check != NULL)
             w.check();
