@@ -15,6 +15,7 @@ static void expiry_run(void *arg);
 static void engine_free(struct fleet_engine *engine)
 {
     fleet_prover_fini(&engine->proof);
+    window_reader_forget(&engine->window);
     free(engine);
 }
 

@@ -114,7 +114,7 @@
     X(OPERATION_RESYNC, EXECUTOR_OPERATION, handle_fleet_resync, false)                            \
     X(OPERATION_UPDATE_START, EXECUTOR_OPERATION, handle_fleet_update_start, false)                \
     X(OPERATION_UPDATE, EXECUTOR_GENERATE, handle_fleet_update, false)                             \
-    X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, handle_fleet_update_verify, false)               \
+    X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
     X(OPERATION_UPDATE_FINISH, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
     X(OPERATION_UPDATE_ABORT, EXECUTOR_ABORT, handle_fleet_update_abort, false)                    \
     X(OPERATION_UPDATE_RENEW, EXECUTOR_CONTROL, handle_fleet_update_renew, false)                  \

@@ -222,7 +222,6 @@ int server_build_staged(struct server *s, struct err *e)
         return -1;
     serve_stage_warn(s->fleet.upstreams);
     cfg.control = s->fleet.control;
-    cfg.upstreams = s->fleet.upstreams;
     cfg.store = s->weights.store;
     if (handoff_new(&s->fleet.handoff, &cfg, e) != 0)
         return -1;

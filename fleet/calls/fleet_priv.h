@@ -12,6 +12,7 @@
 #include "fleet/calls/fleet_locks.h"
 #include "fleet/calls/fleet_request.h"
 #include "fleet/calls/fleet_transfer.h"
+#include "fleet/handoff/window_readers.h"
 #include "fleet/members/retry.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proof/fleet_proof.h"
@@ -84,7 +85,8 @@ struct fleet_engine {
     struct fleet_prover proof;
     struct fleet_engine_adapters adapters; /* `found` is of the owner of the operation lock */
 
-    struct retry repair; /* of the hand-off's thread */
+    struct retry repair;         /* of the hand-off's thread, and so is the next one */
+    struct window_reader window; /* of an SGLang */
 };
 
 static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)

@@ -278,20 +278,18 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
 int fleet_request_all(struct fleet_control *fc, enum api_op op, const struct api_args *args,
                       uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    int rc = fleet_reachable_quorum(fc, all, args, targets, n, e);
 
-    if (rc == 0)
-        rc = fleet_request(fc, op, targets, *n, timeout_us, results, e);
-    upstream_list_unref(all);
-    return rc;
+    return fleet_reachable_quorum(fc, all, args, targets, n, e) == 0
+               ? fleet_request(fc, op, targets, *n, timeout_us, results, e)
+               : -1;
 }
 
 void fleet_abort_all_requests(struct fleet_control *fc)
 {
     const struct api_args args = {.all = true};
-    struct upstream_list *all = upstreams_list(fc->upstreams);
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
@@ -300,5 +298,4 @@ void fleet_abort_all_requests(struct fleet_control *fc)
     (void)fleet_abort_queued(fleet_of(fc), true);
     if (fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
         fleet_results_free(results, n);
-    upstream_list_unref(all);
 }

@@ -28,8 +28,7 @@ enum {
 /* What is handed over now. */
 struct attempt {
     const struct version *v;
-    bool repair;               /* to one engine that lacks it, else to all */
-    struct upstream *upstream; /* of a repair; borrowed */
+    struct upstream *upstream; /* to repair it, which lacks the version; borrowed; NULL: for all */
 };
 
 struct handoff {
@@ -141,9 +140,9 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
 static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
 {
     struct fleet_update_request req = {.label = a->v->label,
-                                       .repair = a->repair,
+                                       .repair = a->upstream != NULL,
                                        .upstream = a->upstream,
-                                       .given_up = a->repair ? &h->given_up : NULL,
+                                       .given_up = a->upstream != NULL ? &h->given_up : NULL,
                                        .handoff = a->v->serial,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
@@ -166,17 +165,16 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
 
 /* the thread */
 
-static void log_handed(const struct version *v, bool repair, uint64_t took_us,
-                       const struct err *why)
+static void log_handed(const struct attempt *a, uint64_t took_us, const struct err *why)
 {
     struct log_rec r;
 
     log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
               why->code != ERR_NONE ? "handoff.failed"
-              : repair              ? "handoff.repaired"
+              : a->upstream != NULL ? "handoff.repaired"
                                     : "handoff.done");
-    log_str(&r, "weight_version", v->label);
-    log_u64(&r, "serial", v->serial);
+    log_str(&r, "weight_version", a->v->label);
+    log_u64(&r, "serial", a->v->serial);
     log_ms(&r, "duration_ms", took_us);
     log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
     log_event(&r);
@@ -185,21 +183,21 @@ static void log_handed(const struct version *v, bool repair, uint64_t took_us,
 static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
                  const struct err *why)
 {
-    struct retry *retry = a->repair ? &fleet_engine(a->upstream)->repair : &h->all;
-    bool done = why->code == ERR_NONE;
+    bool done = why->code == ERR_NONE, repair = a->upstream != NULL;
+    struct retry *retry = repair ? &fleet_engine(a->upstream)->repair : &h->all;
 
     if (done)
         retry_clear(retry);
     else
         retry_failed(retry, RETRY_US, RETRY_MAX_US);
-    log_handed(a->v, a->repair, took_us, why);
+    log_handed(a, took_us, why);
     mtx_lock(&h->lock);
     h->info.why = *why;
     h->info.retry_due_us = retry->due_us;
     h->info.n_failed += !done;
-    h->info.n_handoffs += done && !a->repair;
-    h->info.n_repairs += done && a->repair;
-    if (done && !a->repair) {
+    h->info.n_handoffs += done && !repair;
+    h->info.n_repairs += done && repair;
+    if (done && !repair) {
         h->info.done = a->v->serial;
         h->info.last_us = took_us;
     }
@@ -214,7 +212,7 @@ static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
  * again and again. A reference; NULL: there is none. */
 static struct upstream *find_behind(struct handoff *h)
 {
-    struct upstream_list *all = upstreams_list(h->cfg.upstreams);
+    upstream_list_auto *all = fleet_list(fleet_of(h->cfg.control));
     struct upstream *found = NULL;
     struct upstream_info info;
     struct fleet_sleep sleep;
@@ -231,10 +229,7 @@ static struct upstream *find_behind(struct handoff *h)
             continue;
         found = it;
     }
-    if (found != NULL)
-        (void)upstream_ref(found);
-    upstream_list_unref(all);
-    return found;
+    return found != NULL ? upstream_ref(found) : NULL;
 }
 
 /* Decides what the version is handed to. A version that was committed just now is for all engines,
@@ -242,8 +237,9 @@ static struct upstream *find_behind(struct handoff *h)
 static void begin_attempt(struct handoff *h, struct attempt *a)
 {
     mtx_lock(&h->lock);
-    a->repair = a->repair && h->info.done == a->v->serial && h->info.wanted == a->v->serial;
-    h->repairing = a->repair;
+    if (h->info.done != a->v->serial || h->info.wanted != a->v->serial)
+        a->upstream = NULL;
+    h->repairing = a->upstream != NULL;
     __atomic_store_n(&h->given_up, false, __ATOMIC_RELEASE);
     mtx_unlock(&h->lock);
 }
@@ -251,7 +247,7 @@ static void begin_attempt(struct handoff *h, struct attempt *a)
 /* @upstream  to repair it; NULL: for all */
 static void try_once(struct handoff *h, struct upstream *upstream)
 {
-    struct attempt a = {.repair = upstream != NULL, .upstream = upstream};
+    struct attempt a = {.upstream = upstream};
     uint64_t began_us = clock_now_us();
     struct err why = {0};
 
@@ -311,18 +307,6 @@ static void *handoff_main(void *arg)
     return NULL;
 }
 
-static int open_windows(struct handoff *h, struct err *e)
-{
-    const struct handoff_cfg *cfg = &h->cfg;
-    const struct handoff_windows_cfg windows = {.control = cfg->control,
-                                                .upstreams = cfg->upstreams,
-                                                .store = cfg->store,
-                                                .cuda = cfg->cuda,
-                                                .nbytes = cfg->window_nbytes};
-
-    return cfg->window_nbytes > 0 ? handoff_windows_new(&h->windows, &windows, e) : 0;
-}
-
 int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e)
 {
     struct handoff *h = calloc(1, sizeof *h);
@@ -332,7 +316,7 @@ int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err 
     h->cfg = *cfg;
     mtx_init(&h->lock, MTX_LEAF);
     cnd_init(&h->changed);
-    if (open_windows(h, e) != 0)
+    if (cfg->window_nbytes > 0 && handoff_windows_new(&h->windows, cfg, e) != 0)
         goto err_lock;
     if (pthread_create(&h->thread, NULL, handoff_main, h) != 0) {
         (void)err_set(e, ERR_INTERNAL, "", "the thread of the hand-off could not be started");

@@ -20,12 +20,10 @@
 
 struct fleet_control;
 struct handoff;
-struct upstreams;
 
 /* All borrowed until handoff_free. */
 struct handoff_cfg {
     struct fleet_control *control;
-    struct upstreams *upstreams;
     struct store *store; /* on GPUs, or in host memory with one GPU (--stage host) */
     const struct cuda_info *cuda;
     uint64_t window_nbytes; /* in host memory: window_nbytes_choose's; else 0 */

@@ -11,10 +11,10 @@
 _Static_assert((int)IPC_MEM_NBYTES == (int)DEVICE_IPC_NBYTES, "the driver's handle is torch's");
 
 struct handoff_export {
-    struct tensor_list *list;    /* borrowed from the store */
-    struct handoff_gpus gpus;    /* GPU i of the store is place i */
-    struct torch_slab *slabs;    /* owned; of all places */
-    struct torch_place **places; /* owned; [gpus.n_store][n_tensors] */
+    struct tensor_list *list;   /* borrowed from the store */
+    struct handoff_gpus gpus;   /* GPU i of the store is place i */
+    struct torch_slab *slabs;   /* owned; of all places */
+    struct torch_place *places; /* owned; [gpus.n_store][n_tensors] */
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct torch_exports exports;
 };
@@ -28,11 +28,15 @@ void handoff_export_free(struct handoff_export *x)
 {
     if (x == NULL)
         return;
-    for (uint32_t i = 0; x->places != NULL && i < x->gpus.n_store; i++)
-        free(x->places[i]);
     free(x->places);
     free(x->slabs);
     free(x);
+}
+
+/* The tensors of one place. */
+static struct torch_place *tensors_of(const struct handoff_export *x, uint32_t place)
+{
+    return &x->places[(size_t)place * x->list->n_tensors];
 }
 
 /* Appends the slabs of one place, and says where its tensors are in them. */
@@ -61,7 +65,7 @@ static int export_place(struct handoff_export *x, struct store *store, const str
         out->nbytes = set.offsets[i] + set.slabs[i]->nbytes;
     }
     for (uint32_t i = 0; i < x->list->n_tensors && rc == 0; i++) {
-        struct torch_place *p = &x->places[place][i];
+        struct torch_place *p = &tensors_of(x, place)[i];
         uint32_t k;
 
         if (views[i].slab == NULL)
@@ -84,25 +88,13 @@ static void fill_from_peers(struct handoff_export *x)
         const struct torch_place *from = NULL;
 
         for (uint32_t p = 0; p < x->gpus.n_store && from == NULL; p++)
-            if (x->places[p][i].tensor != NULL)
-                from = &x->places[p][i];
+            if (tensors_of(x, p)[i].tensor != NULL)
+                from = &tensors_of(x, p)[i];
         assert(from != NULL);
         for (uint32_t p = 0; p < x->gpus.n_store; p++)
-            if (x->places[p][i].tensor == NULL)
-                x->places[p][i] = *from;
+            if (tensors_of(x, p)[i].tensor == NULL)
+                tensors_of(x, p)[i] = *from;
     }
-}
-
-static int alloc(struct handoff_export *x, struct err *e)
-{
-    bool all = true;
-
-    x->places = calloc(x->gpus.n_store, sizeof *x->places);
-    for (uint32_t i = 0; x->places != NULL && i < x->gpus.n_store; i++) {
-        x->places[i] = calloc(x->list->n_tensors, sizeof *x->places[i]);
-        all = all && x->places[i] != NULL;
-    }
-    return x->places != NULL && all ? 0 : refuse_memory(e);
 }
 
 int handoff_export_new(struct handoff_export **out, struct store *store,
@@ -115,7 +107,8 @@ int handoff_export_new(struct handoff_export **out, struct store *store,
         return refuse_memory(e);
     x->list = store_model_spec(store)->tensor_list;
     handoff_gpus_list(&x->gpus, store, cuda);
-    rc = alloc(x, e);
+    x->places = calloc((size_t)x->gpus.n_store * x->list->n_tensors, sizeof *x->places);
+    rc = x->places != NULL ? 0 : refuse_memory(e);
     for (uint32_t i = 0; i < x->gpus.n_store && rc == 0; i++)
         rc = export_place(x, store, version->places[i], i, e);
     if (rc != 0) {
@@ -136,13 +129,13 @@ char *handoff_export_handles(const struct handoff_export *x, struct err *e)
     struct torch_gpu gpus[IPC_GPUS_MAX];
 
     for (uint32_t i = 0; i < x->gpus.n; i++)
-        gpus[i] = (struct torch_gpu){x->gpus.uuids[i], x->places[i < x->gpus.n_store ? i : 0]};
+        gpus[i] = (struct torch_gpu){x->gpus.uuids[i], tensors_of(x, i < x->gpus.n_store ? i : 0)};
     return torch_export_handles(&x->exports, gpus, x->gpus.n, e);
 }
 
 char *handoff_export_named(const struct handoff_export *x, struct err *e)
 {
-    return torch_export_named(&x->exports, x->places[0], e);
+    return torch_export_named(&x->exports, x->places, e);
 }
 
 struct tensor_list *handoff_export_list(const struct handoff_export *x)

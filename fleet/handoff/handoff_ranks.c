@@ -14,7 +14,6 @@ static size_t find_sglangs(struct fleet_target *out, size_t *parts, const struct
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++) {
-
         if (upstream_kind(s->parts[i].upstream) != UPSTREAM_SGLANG)
             continue;
         parts[n] = i;

@@ -11,7 +11,6 @@
 
 struct fleet_control;
 struct fleet_session;
-struct upstreams;
 
 struct handoff_ranks {
     bool is_in[FLEET_MAX];                 /* by part: an SGLang in the update */

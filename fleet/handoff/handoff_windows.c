@@ -4,12 +4,11 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_priv.h"
+#include "fleet/handoff/handoff.h"
 #include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_torch.h"
 #include "fleet/handoff/window_plan.h"
-#include "fleet/handoff/window_readers.h"
-#include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "memory/device.h"
 #include "memory/slab.h"
@@ -30,7 +29,7 @@ enum {
     "a GPU, as in --stage cuda:0"
 
 struct handoff_windows {
-    struct handoff_windows_cfg cfg;            /* immutable, as all but the last two */
+    struct handoff_cfg cfg;                    /* immutable, as all but the last */
     struct device *device;                     /* borrowed from the store */
     struct window_plan plan;                   /* owned */
     struct slab_pool *pool;                    /* owned; of `slab` */
@@ -42,11 +41,6 @@ struct handoff_windows {
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct device_batch
         *filling[WINDOW_HALVES]; /* of the sending thread; owned; NULL: none is running */
-    size_t n_readers;            /* of the sending thread, and so is the next one */
-    struct {
-        uint64_t number; /* upstream_number */
-        struct window_reader r;
-    } readers[FLEET_MAX]; /* [n_readers]: SGLangs that got a window */
 };
 
 /* the halves */
@@ -68,29 +62,30 @@ static int take_memory(struct handoff_windows *w, uint64_t nbytes, struct err *e
 
 static uint32_t n_halves_of(const struct handoff_windows *w)
 {
-    return window_n_halves(w->cfg.nbytes, store_model_spec(w->cfg.store)->tensor_list->nbytes);
+    return window_n_halves(w->cfg.window_nbytes,
+                           store_model_spec(w->cfg.store)->tensor_list->nbytes);
 }
 
 static int take_halves(struct handoff_windows *w, struct err *e)
 {
     uint64_t n_halves = n_halves_of(w), offset = 0;
 
-    w->stride = (w->cfg.nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
+    w->stride = (w->cfg.window_nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
     if (take_memory(w, n_halves * w->stride, e) != 0 ||
         device_export(w->device, w->slab->addr, w->exported[0].mem, &offset, e) != 0)
         return -1;
     w->exported[0].uuid = w->gpus.uuids[0];
     w->exported[0].begin = offset;
-    w->exported[0].nbytes = w->cfg.nbytes;
+    w->exported[0].nbytes = w->cfg.window_nbytes;
     for (uint32_t i = 1; i < n_halves; i++) {
         w->exported[i] = w->exported[0];
         w->exported[i].begin += i * w->stride;
     }
     w->bytes = (struct tensor_spec){.dtype = DTYPE_U8,
                                     .ndim = 1,
-                                    .shape = {w->cfg.nbytes},
-                                    .numel = w->cfg.nbytes,
-                                    .nbytes = w->cfg.nbytes};
+                                    .shape = {w->cfg.window_nbytes},
+                                    .numel = w->cfg.window_nbytes,
+                                    .nbytes = w->cfg.window_nbytes};
     return 0;
 }
 
@@ -101,13 +96,12 @@ static void log_taken(const struct handoff_windows *w)
     log_begin(&r, LOG_INFO, "handoff.windows");
     log_str(&r, "device", device_name(w->device));
     log_u64(&r, "n_windows", n_halves_of(w));
-    log_u64(&r, "window_nbytes", w->cfg.nbytes);
+    log_u64(&r, "window_nbytes", w->cfg.window_nbytes);
     log_u64(&r, "nbytes", w->slab->nbytes);
     log_end(&r);
 }
 
-int handoff_windows_new(struct handoff_windows **out, const struct handoff_windows_cfg *cfg,
-                        struct err *e)
+int handoff_windows_new(struct handoff_windows **out, const struct handoff_cfg *cfg, struct err *e)
 {
     struct handoff_windows *w = calloc(1, sizeof *w);
 
@@ -118,8 +112,8 @@ int handoff_windows_new(struct handoff_windows **out, const struct handoff_windo
     w->device = store_device(cfg->store, 0);
     handoff_gpus_list(&w->gpus, cfg->store, cfg->cuda);
     handoff_ref_name(w->ref_name);
-    if (window_plan_init(&w->plan, store_model_spec(cfg->store)->tensor_list, cfg->nbytes, e) !=
-            0 ||
+    if (window_plan_init(&w->plan, store_model_spec(cfg->store)->tensor_list, cfg->window_nbytes,
+                         e) != 0 ||
         take_halves(w, e) != 0) {
         handoff_windows_free(w);
         return -1;
@@ -133,8 +127,6 @@ void handoff_windows_free(struct handoff_windows *w)
 {
     if (w == NULL)
         return;
-    for (size_t i = 0; i < w->n_readers; i++)
-        window_reader_forget(&w->readers[i].r);
     slab_unref(w->slab);
     slab_pool_free(w->pool);
     window_plan_fini(&w->plan);
@@ -261,57 +253,6 @@ static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const cha
     return text;
 }
 
-/* Of an SGLang that got a window; NULL: it did not. */
-static struct window_reader *find_reader(struct handoff_windows *w, const struct upstream *upstream)
-{
-    for (size_t i = 0; i < w->n_readers; i++)
-        if (w->readers[i].number == upstream_number(upstream))
-            return &w->readers[i].r;
-    return NULL;
-}
-
-/* There is place: those that have gone were forgotten, and the others are in the list. */
-static struct window_reader *add_reader(struct handoff_windows *w, const struct upstream *upstream)
-{
-    struct window_reader *r = find_reader(w, upstream);
-
-    if (r != NULL)
-        return r;
-    assert(w->n_readers < FLEET_MAX);
-    w->readers[w->n_readers].number = upstream_number(upstream);
-    w->readers[w->n_readers].r = (struct window_reader){0};
-    return &w->readers[w->n_readers++].r;
-}
-
-static void forget_reader(struct handoff_windows *w, const struct upstream *upstream)
-{
-    struct window_reader *r = find_reader(w, upstream);
-
-    if (r != NULL)
-        window_reader_forget(r);
-}
-
-static bool is_in_list(const struct upstream_list *all, uint64_t number)
-{
-    for (size_t i = 0; i < all->n; i++)
-        if (upstream_number(all->items[i]) == number)
-            return true;
-    return false;
-}
-
-/* SGLangs that have left the list. */
-static void forget_gone(struct handoff_windows *w)
-{
-    struct upstream_list *all = upstreams_list(w->cfg.upstreams);
-
-    for (size_t i = w->n_readers; i-- > 0;)
-        if (!is_in_list(all, w->readers[i].number)) {
-            window_reader_forget(&w->readers[i].r);
-            w->readers[i] = w->readers[--w->n_readers];
-        }
-    upstream_list_unref(all);
-}
-
 static void free_entries(struct api_tensors *t)
 {
     for (size_t i = 0; i < t->n_entries; i++)
@@ -348,13 +289,12 @@ static int make_for(struct window_request *q, struct handoff_windows *w, struct 
 {
     struct upstream *upstream = s->parts[part].upstream;
     uint64_t n_ranks = ranks->of[part].n_entries;
+    struct window_reader *r = &fleet_engine(upstream)->window;
     struct upstream_info info;
-    struct window_reader *r;
 
     if (!ranks->is_in[part] || !fleet_update_has_engine(w->cfg.control, s, upstream))
         return 0;
-    r = add_reader(w, upstream);
-    fleet_info(upstreams_fleet(w->cfg.upstreams), upstream, &info);
+    fleet_info(fleet_of(w->cfg.control), upstream, &info);
     if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, &info, e) != 0)
         return -1;
     if (make_bucket(&q->buckets[part], w, r->ref_name, n_ranks, k, e) != 0) {
@@ -384,7 +324,7 @@ static int send_request(struct handoff_windows *w, struct fleet_session *s,
         rc = fleet_send_tensors(w->cfg.control, s, &t, e);
     for (size_t i = 0; i < s->n_parts; i++)
         if (r->of[i].tensors != NULL && !mapped[i])
-            window_reader_forget(find_reader(w, s->parts[i].upstream));
+            window_reader_forget(&fleet_engine(s->parts[i].upstream)->window);
     api_object_unref(t.args.native);
     return rc;
 }
@@ -417,14 +357,13 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
 
     for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
         struct upstream *it = s->parts[i].upstream;
-        const struct window_reader *r = find_reader(w, it);
+        const struct window_reader *r = &fleet_engine(it)->window;
         struct err why = {0};
 
-        while (r != NULL && window_reader_has_window(r) &&
-               fleet_update_has_engine(w->cfg.control, s, it) && !clock_passed(deadline_us))
+        while (window_reader_has_window(r) && fleet_update_has_engine(w->cfg.control, s, it) &&
+               !clock_passed(deadline_us))
             (void)nanosleep(&nap, NULL);
-        if (r == NULL || !window_reader_has_window(r) ||
-            !fleet_update_has_engine(w->cfg.control, s, it))
+        if (!window_reader_has_window(r) || !fleet_update_has_engine(w->cfg.control, s, it))
             continue;
         (void)err_set(&why, ERR_TIMEOUT, "",
                       "%.200s: %d s after its reply it still has the window; " READER_REMEDY,
@@ -437,11 +376,10 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
 /* upstreams that cannot take windows */
 
 /* @why  clean; set if an SGLang cannot be sent a window now */
-static void check_reader(struct handoff_windows *w, struct upstream *upstream,
-                         const struct upstream_info *info, const struct api_bucket_ranks *ranks,
-                         struct err *why)
+static void check_reader(struct upstream *upstream, const struct upstream_info *info,
+                         const struct api_bucket_ranks *ranks, struct err *why)
 {
-    struct window_reader *r = find_reader(w, upstream);
+    struct window_reader *r = &fleet_engine(upstream)->window;
 
     if (ranks->n_stages > 1)
         (void)err_set(why, ERR_CONFLICT, "",
@@ -452,7 +390,7 @@ static void check_reader(struct handoff_windows *w, struct upstream *upstream,
         (void)err_set(why, ERR_CONFLICT, "",
                       "%.200s: it has more than %d ranks: give a GPU, as in --stage cuda:0",
                       upstream_name(upstream), (int)WINDOW_RANKS_MAX);
-    if (why->code != ERR_NONE || r == NULL || !window_reader_has_window(r))
+    if (why->code != ERR_NONE || !window_reader_has_window(r))
         return;
     if (window_reader_has_ended(r, info))
         window_reader_forget(r);
@@ -470,7 +408,6 @@ static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
 {
     int rc = 0;
 
-    forget_gone(w);
     for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
         struct upstream *it = s->parts[i].upstream;
         struct upstream_info info;
@@ -479,15 +416,15 @@ static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
 
         if (!fleet_update_has_engine(w->cfg.control, s, it))
             continue;
-        fleet_info(upstreams_fleet(w->cfg.upstreams), it, &info);
+        fleet_info(fleet_of(w->cfg.control), it, &info);
         text = api_refuses_windows(upstream_kind(it),
                                    ranks->is_in[i] ? ranks->of[i].release : info.report.release);
         if (text != NULL)
             (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", upstream_name(it), text);
         else if (ranks->is_in[i])
-            check_reader(w, it, &info, &ranks->of[i], &why);
+            check_reader(it, &info, &ranks->of[i], &why);
         else /* it is of another kind now: the SGLang that got windows has gone */
-            forget_reader(w, it);
+            window_reader_forget(&fleet_engine(it)->window);
         if (why.code != ERR_NONE)
             rc = fleet_drop_engine(w->cfg.control, s, it, &why, e);
     }

@@ -26,31 +26,20 @@
 #define BATON_FLEET_HANDOFF_HANDOFF_WINDOWS_H
 
 #include "base/err.h"
-#include "driver/cuda_info.h"
 #include "weights/store/store.h"
 
 #include <stdint.h>
 
-struct fleet_control;
 struct fleet_session;
+struct handoff_cfg;
 struct handoff_ranks;
 struct handoff_windows;
-struct upstreams;
 
-/* All borrowed until handoff_windows_free. */
-struct handoff_windows_cfg {
-    struct fleet_control *control;
-    struct upstreams *upstreams;
-    struct store *store; /* of one rank, in host memory */
-    const struct cuda_info *cuda;
-    uint64_t nbytes; /* of a window, as window_nbytes_choose says */
-};
-
-/* handoff_windows_new - take the memory of both halves, on the GPU of the store. It is kept until
- * the end, also between two hand-offs: an engine may have its handle open for as long.
- * Errors: ERR_NO_STAGING: the GPU has not so much; ERR_CUDA; ERR_NO_MEMORY. */
-int handoff_windows_new(struct handoff_windows **out, const struct handoff_windows_cfg *cfg,
-                        struct err *e);
+/* handoff_windows_new - take the memory of both halves, on the GPU of the store, which has one rank
+ * in host memory. It is kept until the end, also between two hand-offs: an engine may have its
+ * handle open for as long. Errors: ERR_NO_STAGING: the GPU has not so much; ERR_CUDA;
+ * ERR_NO_MEMORY. */
+int handoff_windows_new(struct handoff_windows **out, const struct handoff_cfg *cfg, struct err *e);
 void handoff_windows_free(struct handoff_windows *w); /* accepts NULL */
 
 /* handoff_windows_send - send a pinned version to the engines of an update, window by window. The

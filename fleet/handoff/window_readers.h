@@ -30,7 +30,7 @@
 
 enum { WINDOW_RANKS_MAX = REF_COUNTER_SLOTS / WINDOW_HALVES }; /* of one upstream */
 
-/* An upstream; zeroed: it never got a window. */
+/* A part of struct fleet_engine; zeroed: it never got a window. */
 struct window_reader {
     struct ref_counter counter; /* owned; zeroed: none */
     char ref_name[IPC_REF_NAME_MAX + 1];

@@ -19,10 +19,9 @@ enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 /* The probe of one engine (fleet/members/prober.c). Of the prober's loop. */
 struct probe {
     struct prober *prober;
-    struct probe *next, **prev_next; /* of those under way */
-    struct upstream *upstream;       /* counted while a probe is under way */
-    struct upstream_fanout *fanout;  /* NULL: no probe is under way */
-    struct probe_peer peer;          /* of the last probe */
+    struct upstream *upstream;            /* counted while a probe is under way */
+    struct upstream_fanout *fanout;       /* NULL: no probe is under way */
+    const struct upstream_config *config; /* when the last one was sent */
     enum api_query query;
     uint64_t weights_epoch; /* when the probe was sent */
     uint64_t have_change;   /* the same of have.change */

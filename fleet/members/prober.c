@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "fleet/members/fleet_priv.h"
+#include "fleet/members/upstream_config.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -13,31 +14,21 @@ struct prober {
     struct prober_cfg cfg; /* immutable */
     struct loop_timer timer;
     struct loop_item probe_now;
-    struct probe *under_way;              /* the loop's thread */
+    struct upstream_fanout *under_way;    /* the loop's thread */
     atomic_bool generation_probes;        /* relaxed: a hint for the next probe */
     atomic_uint generation_probes_change; /* relaxed: counts prober_enable_generation_probes */
     atomic_uint_fast64_t round_us;        /* relaxed: only a time */
 };
 
-/* An engine may leave the list while it is probed, but is there until the probe has ended. */
-static void link_probe(struct probe *p)
+/* A removed engine is probed until its last request has finished. */
+static bool is_probed(const struct prober *p, struct upstream *upstream)
 {
-    struct prober *prober = p->prober;
+    struct upstream_info info;
 
-    upstream_loosen(upstream_ref(p->upstream));
-    p->next = prober->under_way;
-    p->prev_next = &prober->under_way;
-    if (p->next != NULL)
-        p->next->prev_next = &p->next;
-    prober->under_way = p;
-}
-
-static void unlink_probe(struct probe *p)
-{
-    *p->prev_next = p->next;
-    if (p->next != NULL)
-        p->next->prev_next = p->prev_next;
-    upstream_unref_loose(p->upstream);
+    if (!upstream_is_removed(upstream))
+        return true;
+    fleet_info(p->cfg.fleet, upstream, &info);
+    return info.n_outstanding[FLEET_GENERATE] + info.n_outstanding[FLEET_TEXT] > 0;
 }
 
 /* An engine that rejects a request is alive. */
@@ -51,8 +42,7 @@ static void auth_failed(struct probe *p, enum fleet_auth what, const struct upst
     struct err why = {0};
 
     (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it %s: %.300s",
-                  api_auth_error_text(a->status, p->peer.target->authorization != NULL),
-                  a->why.msg);
+                  api_auth_error_text(a->status, p->config->authorization != NULL), a->why.msg);
     fleet_auth_failed(p->prober->cfg.fleet, p->upstream, what, &why);
 }
 
@@ -87,7 +77,7 @@ static int read_report(struct upstream_report *report, const struct probe *p,
     const struct upstream_reply *status = &a[0], *label = &a[1], *release = &a[2];
     bool no_version_request = !label->requested;
 
-    api_read_status(report, p->peer.kind, status->text != NULL ? status->text : "",
+    api_read_status(report, p->config->kind, status->text != NULL ? status->text : "",
                     status->text_len);
     api_read_release(report, release->status, release->text != NULL ? release->text : "",
                      release->text_len);
@@ -97,7 +87,7 @@ static int read_report(struct upstream_report *report, const struct probe *p,
         *why = label->why;
         return -1;
     }
-    return api_read_probe_version(report, p->peer.kind, label->status,
+    return api_read_probe_version(report, p->config->kind, label->status,
                                   label->text != NULL ? label->text : "", label->text_len, why);
 }
 
@@ -112,7 +102,7 @@ static bool may_hold(const struct probe *p)
  * says so. It is not down then: an update through this server is what they wait for. */
 static bool is_asked_in_turn(const struct probe *p)
 {
-    return p->peer.kind == UPSTREAM_BATON;
+    return p->config->kind == UPSTREAM_BATON;
 }
 
 /* @a  in the order of the queries of send_probe */
@@ -131,7 +121,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         }
     if (!a[0].good) {
         (void)err_set(&why, a[0].why.code, "", "%.380s%s", a[0].why.msg,
-                      api_wrong_kind_hint(p->peer.kind, a[0].status));
+                      api_wrong_kind_hint(p->config->kind, a[0].status));
         fleet_probe_failed(fleet, p->upstream, a[0].unreachable, &why);
         return;
     }
@@ -164,18 +154,14 @@ static bool was_out_of_memory(const struct upstream_reply *replies, size_t n)
 static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct probe *p = arg;
-    const struct prober_cfg *cfg = &p->prober->cfg;
-    struct probe_peer now;
     /* Its configuration may have changed; and memory may be short, which is this server's fault. */
-    bool counts = cfg->find_peer(cfg->arg, p->upstream, &now) && now.target == p->peer.target &&
+    bool counts = is_probed(p->prober, p->upstream) && upstream_config(p->upstream) == p->config &&
                   !was_out_of_memory(replies, n);
 
-    p->fanout = NULL;
     if (counts && p->query == API_GENERATE_TOKEN)
         on_token(p, replies);
     else if (counts)
         on_status(p, replies);
-    unlink_probe(p);
 }
 
 /* A generation probe goes only to an engine that could serve and that had no generate request since
@@ -218,40 +204,40 @@ static void send_probe(struct probe *p)
     struct err ignored = {0};
     size_t n;
 
+    p->config = upstream_config(p->upstream);
     p->query = next_query(p);
     p->weights_epoch = fleet_weights_epoch(cfg->fleet);
     p->generation_probes_change = atomic_load_explicit(&p->prober->generation_probes_change,
                                                        memory_order_relaxed);
     n = p->query == API_GET_STATUS ? N_STATUS_CALLS : 1;
     for (size_t i = 0; i < n; i++) {
-        calls[i] = (struct upstream_call){.target = p->peer.target, .timeout_us = cfg->timeout_us};
-        if (api_make_query(&calls[i].request, p->peer.kind, n > 1 ? status_queries[i] : p->query,
+        calls[i] = (struct upstream_call){.target = &p->config->target,
+                                          .timeout_us = cfg->timeout_us};
+        if (api_make_query(&calls[i].request, p->config->kind, n > 1 ? status_queries[i] : p->query,
                            &ignored) == 0)
             continue;
         while (i-- > 0)
             api_request_fini(&calls[i].request);
         return;
     }
-    link_probe(p);
-    if (upstream_fanout_start(&p->fanout, cfg->client, calls, n, on_replies, p, &ignored) != 0)
-        unlink_probe(p);
+    if (upstream_fanout_start(&p->fanout, cfg->client, calls, n, on_replies, p, &ignored) == 0)
+        upstream_fanout_keep(&p->fanout, &p->prober->under_way, p->upstream);
 }
 
 static void probe_all(void *arg)
 {
     struct prober *p = arg;
 
-    struct upstream_list *all = fleet_list(p->cfg.fleet);
+    upstream_list_auto *all = fleet_list(p->cfg.fleet);
 
     for (size_t i = 0; i < all->n; i++) {
         struct probe *probe = &all->items[i]->probe;
 
         probe->prober = p;
         probe->upstream = all->items[i];
-        if (probe->fanout == NULL && p->cfg.find_peer(p->cfg.arg, probe->upstream, &probe->peer))
+        if (probe->fanout == NULL && is_probed(p, probe->upstream))
             send_probe(probe);
     }
-    upstream_list_unref(all);
     atomic_store_explicit(&p->round_us, clock_now_us(), memory_order_relaxed);
 }
 
@@ -298,17 +284,11 @@ void prober_enable_generation_probes(struct prober *p, bool on)
 
 void prober_free(struct prober *p)
 {
-    struct probe *next;
-
     if (p == NULL)
         return;
     loop_timer_cancel(p->cfg.loop, &p->timer);
     loop_unpost(p->cfg.loop, &p->probe_now);
-    for (struct probe *probe = p->under_way; probe != NULL; probe = next) {
-        next = probe->next;
-        upstream_fanout_cancel(probe->fanout);
-        probe->fanout = NULL;
-        unlink_probe(probe);
-    }
+    while (p->under_way != NULL)
+        upstream_fanout_cancel(p->under_way);
     free(p);
 }

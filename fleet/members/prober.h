@@ -16,20 +16,10 @@
 
 struct prober;
 
-/* Where and how an engine is probed. */
-struct probe_peer {
-    const struct http_target *target; /* outlives the prober */
-    enum upstream_kind kind;
-};
-
 struct prober_cfg {
     struct fleet *fleet; /* borrowed, like the next two; the client uses this loop */
     struct loop *loop;
     struct http_client *client;
-    /* Where is this engine now? Returns: false if it is not to be probed. Called on the loop's
-     * thread, before each probe and when its replies arrive. */
-    bool (*find_peer)(void *arg, struct upstream *upstream, struct probe_peer *out);
-    void *arg;
     uint64_t interval_us; /* between two probes of one engine */
     uint64_t timeout_us;  /* of a probe */
     unsigned

@@ -77,4 +77,11 @@ struct upstream_list {
 struct upstream_list *upstream_list_ref(struct upstream_list *list);
 void upstream_list_unref(struct upstream_list *list);
 
+/* upstream_list_auto - the type of a list that is given back at the end of the block. */
+#define upstream_list_auto struct upstream_list __attribute__((cleanup(upstream_list_end)))
+static inline void upstream_list_end(struct upstream_list **list)
+{
+    upstream_list_unref(*list);
+}
+
 #endif

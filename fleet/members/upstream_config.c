@@ -172,14 +172,22 @@ static int reject_second_url(const char *text, const char *field, struct err *e)
 
 static const char key_option[] = "key-file=", ca_option[] = "ca-file=";
 
+/* The value of OPTION= in a field; NULL: the field is another one. */
+static const char *value_of(const char *text, const char *option)
+{
+    size_t len = strlen(option);
+
+    return strncmp(text, option, len) == 0 ? text + len : NULL;
+}
+
 /* One of the fields after the URL. @text  without its comma */
 static int read_field(struct upstream_config *s, const char *text, bool *has_kind,
                       const char *field, struct err *e)
 {
-    if (strncmp(text, key_option, sizeof key_option - 1) == 0)
-        return read_key(s, text + sizeof key_option - 1, field, e);
-    if (strncmp(text, ca_option, sizeof ca_option - 1) == 0)
-        return set_ca_file(s, text + sizeof ca_option - 1, field, e);
+    if (value_of(text, key_option) != NULL)
+        return read_key(s, value_of(text, key_option), field, e);
+    if (value_of(text, ca_option) != NULL)
+        return set_ca_file(s, value_of(text, ca_option), field, e);
     if (is_url(text))
         return reject_second_url(text, field, e);
     if (strchr(text, '=') != NULL)
@@ -391,21 +399,14 @@ free_list:
     return -1;
 }
 
-/* The value of key-file= or ca-file= in a field; NULL: it is none of these. */
-static const char *file_of_field(const char *text)
-{
-    if (strncmp(text, key_option, sizeof key_option - 1) == 0)
-        return text + sizeof key_option - 1;
-    return strncmp(text, ca_option, sizeof ca_option - 1) == 0 ? text + sizeof ca_option - 1 : NULL;
-}
-
 int upstream_config_check_files(const char *entry, bool (*may_read)(void *arg, const char *path),
                                 void *arg, const char *field, struct err *e)
 {
     char path[UPSTREAM_CONFIG_LEN_MAX + 1];
 
     for (const char *at = strchr(entry, ','); at != NULL; at = strchr(at, ',')) {
-        const char *file = file_of_field(++at);
+        const char *key = value_of(++at, key_option);
+        const char *file = key != NULL ? key : value_of(at, ca_option);
         size_t len = file != NULL ? strcspn(file, ",") : 0;
 
         if (file == NULL)

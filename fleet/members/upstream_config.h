@@ -22,6 +22,7 @@ struct upstream_config {
     char *url, *ca_file, *authorization; /* owned; the last is wiped before it is freed */
     char *key_file, *entry;              /* owned; entry: as it was given */
     bool requested;                      /* added by a request, not by the configuration */
+    struct upstream_config *next;        /* of those that upstreams_retain keeps */
 };
 void upstream_config_free(struct upstream_config *s); /* accepts NULL */
 

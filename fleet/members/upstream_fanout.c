@@ -1,6 +1,8 @@
 /* Each part is one HTTP call; the last one that ends calls `done`. */
 #include "fleet/members/upstream_fanout.h"
 
+#include "fleet/members/upstream.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,11 @@ struct upstream_fanout {
     void *arg;
     size_t n, n_left;
     struct upstream_reply *replies; /* owned; [n] */
+
+    struct upstream *upstream; /* of upstream_fanout_keep, as the next two; NULL: not kept */
+    struct upstream_fanout **at;
+    struct upstream_fanout *next, **prev_next;
+
     struct part parts[];
 };
 
@@ -31,8 +38,34 @@ void upstream_reply_fini(struct upstream_reply *a)
     a->text_len = 0;
 }
 
+void upstream_fanout_keep(struct upstream_fanout **at, struct upstream_fanout **first,
+                          struct upstream *upstream)
+{
+    struct upstream_fanout *f = *at;
+
+    upstream_loosen(upstream_ref(upstream));
+    f->upstream = upstream;
+    f->at = at;
+    f->next = *first;
+    f->prev_next = first;
+    if (f->next != NULL)
+        f->next->prev_next = &f->next;
+    *first = f;
+}
+
+static void release(struct upstream_fanout *f)
+{
+    *f->at = NULL;
+    *f->prev_next = f->next;
+    if (f->next != NULL)
+        f->next->prev_next = f->prev_next;
+    upstream_unref_loose(f->upstream);
+}
+
 void upstream_fanout_cancel(struct upstream_fanout *f)
 {
+    if (f->upstream != NULL)
+        release(f);
     for (size_t i = 0; i < f->n; i++) {
         if (f->parts[i].http_call != NULL)
             http_cancel(f->parts[i].http_call);

@@ -63,6 +63,14 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
                           struct upstream_call *parts, size_t n, upstream_fanout_done_fn *done,
                           void *arg, struct err *e);
 
+/* upstream_fanout_keep - it is about this engine, which may leave the list while it is asked, but
+ * is there until the end.
+ * @at     where the caller has it; NULL again once `done` has returned, or after a cancel
+ * @first  of all that are kept there, to cancel them
+ * Threads: as upstream_fanout_start. */
+void upstream_fanout_keep(struct upstream_fanout **at, struct upstream_fanout **first,
+                          struct upstream *upstream);
+
 /* upstream_fanout_give_up - stop waiting for the engines for which `is_down` returns true. This may
  * end the fan-out. Threads: as upstream_fanout_start. */
 void upstream_fanout_give_up(struct upstream_fanout *f,

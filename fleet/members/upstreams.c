@@ -53,66 +53,27 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
     log_event(&r);
 }
 
-/* A removed engine is probed until its last request has finished. */
-static bool find_peer(void *arg, struct upstream *upstream, struct probe_peer *out)
-{
-    struct upstreams *u = arg;
-    const struct upstream_config *config = upstream_config(upstream);
-    struct upstream_info info;
-
-    if (upstream_is_removed(upstream)) {
-        fleet_info(u->fleet, upstream, &info);
-        if (info.n_outstanding[FLEET_GENERATE] + info.n_outstanding[FLEET_TEXT] == 0)
-            return false;
-    }
-    *out = (struct probe_peer){&config->target, config->kind};
-    return true;
-}
-
-size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n)
+size_t upstreams_n_needed(const struct upstreams *u, size_t n)
 {
     size_t all = n > 0 ? n : 1;
 
-    return cfg->min_ready > 0 ? cfg->min_ready : all;
-}
-
-size_t upstreams_n_needed(const struct upstreams *u, size_t n)
-{
-    return upstreams_min_ready(&u->cfg, n);
+    return u->cfg.min_ready > 0 ? u->cfg.min_ready : all;
 }
 
 const struct upstream_config *upstreams_retain(struct upstreams *u,
-                                               struct upstream_config_list *list, size_t i,
-                                               struct retained *retained)
+                                               struct upstream_config_list *list, size_t i)
 {
     struct upstream_config *config = list->items[i];
 
     list->items[i] = NULL;
-    for (struct retained *k = u->retained; k != NULL; k = k->next) {
-        if (!upstream_config_same(k->config, config))
-            continue;
-        free(retained);
-        upstream_config_free(config);
-        return k->config;
-    }
-    retained->config = config;
-    retained->next = u->retained;
-    u->retained = retained;
+    for (const struct upstream_config *k = u->retained; k != NULL; k = k->next)
+        if (upstream_config_same(k, config)) {
+            upstream_config_free(config);
+            return k;
+        }
+    config->next = u->retained;
+    u->retained = config;
     return config;
-}
-
-/* @configs  [list->n] */
-static int retain_all(struct upstreams *u, struct upstream_config_list *list,
-                      const struct upstream_config **configs, struct err *e)
-{
-    for (size_t i = 0; i < list->n; i++) {
-        struct retained *retained = calloc(1, sizeof *retained);
-
-        if (retained == NULL)
-            return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu upstreams", list->n);
-        configs[i] = upstreams_retain(u, list, i, retained);
-    }
-    return 0;
 }
 
 static int make_fleet(struct upstreams *u, struct upstream_config_list *list, struct err *e)
@@ -121,17 +82,17 @@ static int make_fleet(struct upstreams *u, struct upstream_config_list *list, st
     const char *names[FLEET_MAX];
     struct fleet_cfg cfg = {.n_upstreams = list->n,
                             .names = names,
-                            .min_ready = upstreams_min_ready(&u->cfg, list->n),
+                            .min_ready = upstreams_n_needed(u, list->n),
                             .staged = u->cfg.staged,
                             .boot_id = u->cfg.boot_id,
                             .left_rotation = on_left_rotation,
                             .state_changed = on_state_changed,
                             .arg = u};
 
-    if (retain_all(u, list, configs, e) != 0)
-        return -1;
-    for (size_t i = 0; i < list->n; i++)
+    for (size_t i = 0; i < list->n; i++) {
+        configs[i] = upstreams_retain(u, list, i);
         names[i] = configs[i]->url;
+    }
     memcpy(cfg.n_permits, u->cfg.n_permits, sizeof cfg.n_permits);
     memcpy(cfg.n_queue_max, u->cfg.n_queue_max, sizeof cfg.n_queue_max);
     if (fleet_new(&u->fleet, &cfg, e) != 0)
@@ -150,8 +111,6 @@ static int make_prober(struct upstreams *u, struct err *e)
     struct prober_cfg cfg = {.fleet = u->fleet,
                              .loop = u->loop,
                              .client = u->client,
-                             .find_peer = find_peer,
-                             .arg = u,
                              .interval_us = u->cfg.probe_interval_us,
                              .timeout_us = u->cfg.probe_timeout_us,
                              .generation_probe_every = u->cfg.generation_probe_every};
@@ -223,7 +182,7 @@ void upstreams_stop(struct upstreams *u)
 
 void upstreams_free(struct upstreams *u)
 {
-    struct retained *next;
+    struct upstream_config *next;
 
     if (u == NULL)
         return;
@@ -234,10 +193,9 @@ void upstreams_free(struct upstreams *u)
     http_client_free(u->client);
     loop_free(u->loop);
     fleet_free(u->fleet);
-    for (struct retained *k = u->retained; k != NULL; k = next) {
+    for (struct upstream_config *k = u->retained; k != NULL; k = next) {
         next = k->next;
-        upstream_config_free(k->config);
-        free(k);
+        upstream_config_free(k);
     }
     cnd_fini(&u->changed);
     cnd_fini(&u->ended);
@@ -271,11 +229,9 @@ struct upstream_list *upstreams_list(struct upstreams *u)
 
 size_t upstreams_n(struct upstreams *u)
 {
-    struct upstream_list *all = upstreams_list(u);
-    size_t n = all->n;
+    upstream_list_auto *all = upstreams_list(u);
 
-    upstream_list_unref(all);
-    return n;
+    return all->n;
 }
 
 static int set_not_found(const struct upstream_list *all, const char *name, struct err *e)
@@ -308,16 +264,13 @@ struct upstream *upstreams_find_any(const struct upstream_list *list, const char
 
 int upstreams_find(struct upstreams *u, const char *name, struct upstream **out, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(u);
+    upstream_list_auto *all = upstreams_list(u);
     struct upstream *found = upstreams_find_any(all, name);
-    int rc = 0;
 
-    if (found != NULL && !upstream_is_removed(found))
-        *out = upstream_ref(found);
-    else
-        rc = set_not_found(all, name, e);
-    upstream_list_unref(all);
-    return rc;
+    if (found == NULL || upstream_is_removed(found))
+        return set_not_found(all, name, e);
+    *out = upstream_ref(found);
+    return 0;
 }
 
 int upstreams_send(struct upstreams *u, struct upstream_fanout **out, struct upstream_call *call,

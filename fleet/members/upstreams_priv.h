@@ -8,12 +8,6 @@
 #include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 
-/* A configuration that is, or was, in the table: kept until upstreams_free. */
-struct retained {
-    struct retained *next;          /* of all */
-    struct upstream_config *config; /* owned */
-};
-
 /* One call of upstreams_call; lives on its caller's stack. */
 struct call_batch {
     struct loop_item item;
@@ -51,11 +45,9 @@ struct upstreams {
     struct loop_item stop;
     struct loop_timer down_check;
 
-    struct retained *retained; /* of the thread that set `changing` */
+    /* All that are, or were, in the table; owned; of the thread that set `changing`. */
+    struct upstream_config *retained;
 };
-
-/* upstreams_min_ready - the number of n engines that have to be ready; never 0. */
-size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n);
 
 /* upstreams_change_begin, upstreams_change_end - between the two no other thread changes the table.
  * No lock is held meanwhile, so files can be read. Blocks: up to UPSTREAMS_CHANGE_WAIT_US.
@@ -76,11 +68,10 @@ int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool
                     const struct upstream *except, const char *field, struct err *e);
 
 /* upstreams_retain - move entry i out of the list and keep it until upstreams_free. One that was
- * kept before is used again, so that engines which come and go take no memory each time.
- * @retained  memory for that; owned by u from here on. Threads: of the change. */
+ * kept before is used again, so that engines which come and go take no memory each time. Threads:
+ * of the change. */
 const struct upstream_config *upstreams_retain(struct upstreams *u,
-                                               struct upstream_config_list *list, size_t i,
-                                               struct retained *retained);
+                                               struct upstream_config_list *list, size_t i);
 
 /* upstreams_fail_calls - end all calls under way with ERR_DRAINING. @arg  struct upstreams.
  * Threads: the loop's, or any if it never started. */

@@ -12,10 +12,8 @@
 /* What a change does for one entry of its list. */
 struct entry_change {
     struct upstream *upstream;   /* the engine that has it, old or new; a reference */
-    bool is_new;                 /* the engine is new, or had been removed */
     struct upstream_list *grown; /* owned; for fleet_add; NULL: the engine is in the list */
     struct upstream *drop;       /* so that there is place; NULL: there is */
-    struct retained *retained;   /* owned; NULL: the entry has not changed */
 };
 
 struct change {
@@ -27,18 +25,11 @@ struct change {
     struct entry_change changes[]; /* [n] */
 };
 
+/* Does an entry name the engine, or its place? */
 static bool is_named(const struct change *r, const struct upstream *upstream)
 {
     for (size_t i = 0; i < r->n; i++)
-        if (r->changes[i].upstream == upstream)
-            return true;
-    return false;
-}
-
-static bool is_dropped(const struct change *r, const struct upstream *upstream)
-{
-    for (size_t i = 0; i < r->n; i++)
-        if (r->changes[i].drop == upstream)
+        if (r->changes[i].upstream == upstream || r->changes[i].drop == upstream)
             return true;
     return false;
 }
@@ -52,7 +43,7 @@ static struct upstream *find_victim(const struct change *r)
         struct upstream *it = r->before->items[i];
 
         if (upstream_is_removed(it) && upstream_is_idle(it) && !is_named(r, it) &&
-            !is_dropped(r, it) && (victim == NULL || it->join_order < victim->join_order))
+            (victim == NULL || it->join_order < victim->join_order))
             victim = it;
     }
     return victim;
@@ -63,7 +54,6 @@ static int plan_new(struct upstreams *u, struct change *r, struct entry_change *
 {
     c->upstream = upstream_new(NULL); /* it is named when the table has the entry */
     c->grown = upstream_list_new(FLEET_MAX);
-    c->is_new = true;
     if (c->upstream == NULL || c->grown == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
     if (r->before->n + r->n_grown < FLEET_MAX)
@@ -77,19 +67,6 @@ static int plan_new(struct upstreams *u, struct change *r, struct entry_change *
     return u->joined != NULL ? u->joined(u->joined_arg, c->upstream, e) : 0;
 }
 
-static int plan_entry(struct upstreams *u, struct change *r, struct entry_change *c,
-                      const struct upstream_config *s, struct err *e)
-{
-    if (c->upstream == NULL && plan_new(u, r, c, s, e) != 0)
-        return -1;
-    c->is_new = c->is_new || upstream_is_removed(c->upstream);
-    if (!c->is_new && upstream_config_same(upstream_config(c->upstream), s))
-        return 0;
-    c->retained = calloc(1, sizeof *c->retained);
-    return c->retained != NULL ? 0
-                               : err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
-}
-
 /* Engines that are there are found first, so that none of them leaves for a new one. */
 static int plan_change(struct upstreams *u, struct change *r,
                        const struct upstream_config_list *list, struct err *e)
@@ -100,7 +77,8 @@ static int plan_change(struct upstreams *u, struct change *r,
             (void)upstream_ref(r->changes[i].upstream);
     }
     for (size_t i = 0; i < list->n; i++)
-        if (plan_entry(u, r, &r->changes[i], list->items[i], e) != 0)
+        if (r->changes[i].upstream == NULL &&
+            plan_new(u, r, &r->changes[i], list->items[i], e) != 0)
             return -1;
     return 0;
 }
@@ -119,22 +97,22 @@ static void log_change(const char *what, const struct upstream_config *s)
 static void apply_entry(struct upstreams *u, struct entry_change *c,
                         struct upstream_config_list *list, size_t i)
 {
+    bool is_new = c->grown != NULL || upstream_is_removed(c->upstream);
     const struct upstream_config *config;
 
-    if (c->retained == NULL)
+    if (!is_new && upstream_config_same(upstream_config(c->upstream), list->items[i]))
         return;
-    config = upstreams_retain(u, list, i, c->retained);
-    c->retained = NULL;
+    config = upstreams_retain(u, list, i);
     atomic_store_explicit(&c->upstream->config, config, memory_order_release);
     if (c->grown != NULL)
         c->upstream->name = config->url;
-    if (c->is_new)
+    if (is_new)
         fleet_add(u->fleet, c->upstream, c->grown, c->drop);
     if (c->drop != NULL && u->left != NULL)
         u->left(u->joined_arg, c->drop);
     c->grown = NULL;
     fleet_set_pause_queue(u->fleet, c->upstream, upstream_caps(config->kind)->two_phase);
-    log_change(c->is_new ? "upstream.added" : "upstream.changed", config);
+    log_change(is_new ? "upstream.added" : "upstream.changed", config);
 }
 
 static void remove_unnamed(struct upstreams *u, const struct change *r)
@@ -151,12 +129,11 @@ static void remove_unnamed(struct upstreams *u, const struct change *r)
 
 static size_t count_members(struct upstreams *u)
 {
-    struct upstream_list *all = upstreams_list(u);
+    upstream_list_auto *all = upstreams_list(u);
     size_t n = 0;
 
     for (size_t i = 0; i < all->n; i++)
         n += !upstream_is_removed(all->items[i]);
-    upstream_list_unref(all);
     return n;
 }
 
@@ -167,7 +144,6 @@ static void change_free(struct upstreams *u, struct change *r)
 
         if (c->grown != NULL && c->upstream != NULL && c->upstream->control != NULL)
             u->left(u->joined_arg, c->upstream); /* another entry was refused */
-        free(c->retained);
         upstream_list_unref(c->grown);
         upstream_unref(c->upstream);
     }
@@ -189,7 +165,7 @@ int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool
         for (size_t i = 0; i < list->n; i++)
             apply_entry(u, &r->changes[i], list, i);
         remove_unnamed(u, r);
-        fleet_set_min_ready(u->fleet, upstreams_min_ready(&u->cfg, count_members(u)));
+        fleet_set_min_ready(u->fleet, upstreams_n_needed(u, count_members(u)));
         prober_probe_now(u->prober);
     }
     change_free(u, r);
@@ -246,16 +222,14 @@ static int add_requested(const struct upstream_list *all, struct upstream_config
 static int reload(struct upstreams *u, struct err *e)
 {
     const struct upstreams_cfg *cfg = &u->cfg;
+    upstream_list_auto *all = upstreams_list(u);
     struct upstream_config_list list;
-    struct upstream_list *all;
     int rc = -1;
 
     if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
         return -1;
-    all = upstreams_list(u);
     if (add_requested(all, &list, e) == 0)
         rc = upstreams_apply(u, &list, false, NULL, "--upstream-file", e);
-    upstream_list_unref(all);
     upstream_config_list_fini(&list);
     return rc;
 }

@@ -58,7 +58,7 @@ static int add_one(struct upstreams *u, const struct upstream_list *all,
 
 static int add(struct upstreams *u, const char *entry, struct upstream **out, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(u);
+    upstream_list_auto *all = upstreams_list(u);
     struct upstream_config_list list = {.n = 0};
     int rc = -1;
 
@@ -67,7 +67,6 @@ static int add(struct upstreams *u, const char *entry, struct upstream **out, st
         rc = add_one(u, all, &list, out, e);
         upstream_config_list_fini(&list);
     }
-    upstream_list_unref(all);
     return rc;
 }
 

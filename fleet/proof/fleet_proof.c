@@ -56,51 +56,16 @@ void fleet_prover_fini(struct fleet_prover *p)
     proof_sums_unref(p->before);
 }
 
-/* An engine may leave the list while it is asked, but is there until the request has ended. */
-static void link_request(struct fleet_prover *p)
-{
-    struct fleet_prover **first = &p->fc->proof.under_way;
-
-    upstream_loosen(upstream_ref(p->upstream));
-    p->next = *first;
-    p->prev_next = first;
-    if (p->next != NULL)
-        p->next->prev_next = &p->next;
-    *first = p;
-}
-
-static void unlink_request(struct fleet_prover *p)
-{
-    *p->prev_next = p->next;
-    if (p->next != NULL)
-        p->next->prev_next = p->prev_next;
-    upstream_unref_loose(p->upstream);
-}
-
-static void canary_ended(struct fleet_prover *p)
-{
-    mtx_lock(&p->fc->lock);
-    p->canary_sent = false;
-    cnd_broadcast(&p->fc->changed);
-    mtx_unlock(&p->fc->lock);
-}
-
-static void cancel(struct fleet_prover *p)
-{
-    upstream_fanout_cancel(p->fanout);
-    p->fanout = NULL;
-    unlink_request(p);
-}
-
 void fleet_proof_stop(struct fleet_control *fc)
 {
     if (fc == NULL)
         return;
     atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
-    while (fc->proof.under_way != NULL) {
-        canary_ended(fc->proof.under_way);
-        cancel(fc->proof.under_way); /* which may be the last reference to its engine */
-    }
+    while (fc->proof.under_way != NULL)
+        upstream_fanout_cancel(fc->proof.under_way);
+    mtx_lock(&fc->lock);
+    cnd_broadcast(&fc->changed); /* for fleet_proof_await */
+    mtx_unlock(&fc->lock);
 }
 
 /* what is to prove */
@@ -109,6 +74,7 @@ static void forget_locked(struct fleet_prover *p)
 {
     proof_sums_unref(p->sums);
     p->sums = NULL;
+    p->n_sums = 0;
     p->has_compared = false;
     p->canary = PROOF_PENDING;
     p->checksums = p->with_checksums ? PROOF_PENDING : PROOF_NO_VALUE;
@@ -241,7 +207,6 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     enum proof_answer *answer = is_canary ? &p->canary : &p->checksums;
 
     (void)n;
-    p->fanout = NULL;
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
     p->canary_sent = p->canary_sent && !is_canary;
@@ -259,23 +224,21 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     if (read)
         fleet_proof_read_sums(p, replies);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
-    unlink_request(p);
 }
 
 /* requests */
 
 static bool is_reading_checksums(const struct fleet_control *fc)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    bool reading = false;
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
 
-    for (size_t i = 0; i < all->n && !reading; i++) {
+    for (size_t i = 0; i < all->n; i++) {
         const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
-        reading = p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS);
+        if (p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS))
+            return true;
     }
-    upstream_list_unref(all);
-    return reading;
+    return false;
 }
 
 /* One engine at a time stands still for its checksums. API_QUERIES: nothing is due. */
@@ -294,16 +257,15 @@ static enum api_query next_query_locked(const struct fleet_control *fc,
 /* To an engine that is held. */
 static bool is_canary_sent_locked(const struct fleet_control *fc)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    bool sent = false;
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
 
     for (size_t i = 0; i < all->n; i++) {
         const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
-        sent = sent || (fc->proof.n_holds + p->n_holds > 0 && p->canary_sent && p->compared);
+        if (fc->proof.n_holds + p->n_holds > 0 && p->canary_sent && p->compared)
+            return true;
     }
-    upstream_list_unref(all);
-    return sent;
+    return false;
 }
 
 static unsigned *holds_of(struct fleet_control *fc, const struct upstream *upstream)
@@ -323,7 +285,8 @@ void fleet_proof_await(struct fleet_control *fc)
     uint64_t deadline_us = clock_after_us(PROOF_HOLD_US);
 
     mtx_lock(&fc->lock);
-    while (is_canary_sent_locked(fc) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
+    while (!atomic_load_explicit(&fc->proof.stopping, memory_order_relaxed) &&
+           is_canary_sent_locked(fc) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
     }
     mtx_unlock(&fc->lock);
 }
@@ -347,12 +310,15 @@ static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
     if (api_make_query(&call.request, upstream_kind(p->upstream), query, &ignored) == 0) {
         call.target = upstream_target(p->upstream);
         p->asked = wanted;
-        link_request(p);
-        if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0)
+        if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0) {
+            upstream_fanout_keep(&p->fanout, &p->fc->proof.under_way, p->upstream);
             return;
-        unlink_request(p);
+        }
     }
-    canary_ended(p);
+    mtx_lock(&p->fc->lock);
+    p->canary_sent = false;
+    cnd_broadcast(&p->fc->changed);
+    mtx_unlock(&p->fc->lock);
 }
 
 /* Nothing is known of another process, nor of one that served other weights in between. */
@@ -411,7 +377,7 @@ static void look_at(struct fleet_prover *p)
     cnd_broadcast(&fc->changed); /* for fleet_proof_await */
     mtx_unlock(&fc->lock);
     if (ends)
-        cancel(p);
+        upstream_fanout_cancel(p->fanout);
     if (query != API_QUERIES)
         ask(p, query, wanted);
 }
@@ -420,13 +386,12 @@ static void look_at(struct fleet_prover *p)
 static void on_timer(void *arg)
 {
     struct fleet_control *fc = arg;
-    struct upstream_list *all = upstreams_list(fc->upstreams);
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
 
     for (size_t i = 0; i < all->n; i++) {
         look_at(&fleet_engine(all->items[i])->proof);
         begin_if_unasked(&fleet_engine(all->items[i])->proof);
     }
-    upstream_list_unref(all);
     fleet_proof_judge(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
                    clock_after_us(PROOF_INTERVAL_US));
@@ -450,24 +415,12 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *ups
     return beyond;
 }
 
-bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream,
-                     struct fleet_proof_info *out)
+bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream, struct fleet_prover *out)
 {
-    const struct fleet_prover *p = &fleet_engine(upstream)->proof;
-    bool wanted;
-
     mtx_lock(&fc->lock);
-    wanted = p->wanted > 0;
-    *out = (struct fleet_proof_info){.state = p->state,
-                                     .verdict = p->verdict,
-                                     .with_checksums = p->with_checksums,
-                                     .sums_verdict = p->sums_verdict,
-                                     .n_sums = p->sums != NULL ? p->sums->n : 0,
-                                     .has_compared = p->has_compared,
-                                     .compared = p->compared_bytes};
-    memcpy(out->label, p->label, sizeof out->label);
+    memcpy(out, &fleet_engine(upstream)->proof, offsetof(struct fleet_prover, job));
     mtx_unlock(&fc->lock);
-    return wanted;
+    return out->wanted > 0;
 }
 
 void fleet_proof_counts(struct fleet_control *fc, struct upstream *upstream,

@@ -41,7 +41,7 @@ enum fleet_prove { FLEET_PROVE_NONE, FLEET_PROVE_CANARY, FLEET_PROVE_CHECKSUMS }
 /* fleet_prove_parse - "none", "canary", "checksums". Errors: ERR_BAD_REQUEST at `field`. */
 int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field, struct err *e);
 
-/* One engine. Guarded by the control's lock. */
+/* One engine. Guarded by the control's lock, up to `job`. */
 struct fleet_prover {
     struct fleet_control *fc;  /* immutable, and so is the next one */
     struct upstream *upstream; /* the engine itself; counted for each request and job under way */
@@ -52,16 +52,17 @@ struct fleet_prover {
     enum proof_answer canary, checksums;
     double values[API_CANARY_VALUES]; /* of the canary, if it is PROOF_VALUE */
     struct proof_sums *sums;          /* of checksums, if PROOF_VALUE; a reference; NULL: none */
-    bool has_compared;                /* `compared_bytes` is of `sums` */
+    size_t n_sums;
+    bool has_compared; /* `compared_bytes` is of `sums` */
     struct proof_compared compared_bytes;
     struct proof_sums *before; /* compared last, of the process `before_of`; a reference; or NULL */
     uint64_t before_of;
     bool told_different; /* that some of that process differ, which may be no fault */
-    struct proof_verdict verdict, sums_verdict;
-    enum proof_state state; /* of both */
-    bool faulty;            /* by either */
-    bool compared;          /* it serves what is to prove */
-    bool asked_again;       /* its canary was faulty once, and all were asked again */
+    struct proof_verdict verdict, sums_verdict; /* of the canary, of checksums */
+    enum proof_state state;                     /* of both */
+    bool faulty;                                /* by either */
+    bool compared;                              /* it serves what is to prove */
+    bool asked_again; /* its canary was faulty once, and all were asked again */
     struct retry retry;
     unsigned n_faults; /* verdicts that it is faulty, with this process and version */
     uint64_t n_results[PROOF_STATES];
@@ -77,8 +78,7 @@ struct fleet_prover {
     uint64_t read_for, read_serial, read_incarnation;
 
     /* of the loop's thread */
-    struct upstream_fanout *fanout;         /* NULL: no request is under way */
-    struct fleet_prover *next, **prev_next; /* of those under way */
+    struct upstream_fanout *fanout; /* NULL: no request is under way */
     enum api_query query;
     uint64_t asked; /* `wanted` when it was sent */
 };
@@ -94,7 +94,7 @@ struct fleet_provers {
 
     struct loop_item item; /* of the loop's thread, and so are the next two */
     struct loop_timer timer;
-    struct fleet_prover *under_way; /* requests */
+    struct upstream_fanout *under_way;
 };
 
 /* fleet_proof_init, fleet_proof_fini - part of fleet_control_new and fleet_control_free.
@@ -155,19 +155,10 @@ int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
                     const struct fleet_proof_request *r, const struct upstream_list *all,
                     bool *asked, struct err *e);
 
-/* fleet_proof_get - what is known of an engine's proof. Threads: any; no lock held. Returns: false:
- * nothing is to prove. */
-struct fleet_proof_info {
-    enum proof_state state;
-    char label[FLEET_LABEL_MAX + 1];
-    struct proof_verdict verdict, sums_verdict; /* of the canary, of checksums */
-    bool with_checksums;
-    size_t n_sums;
-    bool has_compared; /* with the committed bytes: */
-    struct proof_compared compared;
-};
-bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream,
-                     struct fleet_proof_info *out);
+/* fleet_proof_get - what is known of an engine's proof. Threads: any; no lock held.
+ * @out  a copy of what the lock guards; its pointers are not used
+ * Returns: false: nothing is to prove. */
+bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream, struct fleet_prover *out);
 
 /* fleet_proof_warning - do engines that serve differ, and no majority agrees, so that clients get
  * tokens of weights of which some are wrong? Threads: any; no lock held.

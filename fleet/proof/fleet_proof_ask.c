@@ -58,7 +58,6 @@ static bool may_be_asked(struct fleet_control *fc, struct upstream *upstream)
 
 static int refuse_one(struct upstream *upstream, struct err *e)
 {
-
     if (upstream_caps_of(upstream)->two_phase)
         return err_set(e, ERR_BAD_REQUEST, "/upstream",
                        "%.150s is a baton, which proves each update before it serves it: send "

@@ -35,7 +35,6 @@ struct compared_one {
     struct proof_sums *sums; /* a reference; NULL: none */
     bool is_wrong;           /* it has bytes that were not committed */
     bool ask_again, asked_again;
-    struct proof_verdict verdict, sums_verdict;
     bool is_new;
     struct fleet_prover was; /* a copy with the verdict; its pointers are not used */
     struct err why;
@@ -45,7 +44,7 @@ struct compared {
     size_t n;
     struct compared_one list[FLEET_MAX];
     enum proof_answer canaries[FLEET_MAX], sums[FLEET_MAX];
-    struct proof_verdict verdicts[FLEET_MAX];
+    struct proof_verdict verdicts[FLEET_MAX], sums_verdicts[FLEET_MAX];
 };
 
 static double canary_distance(const void *arg, size_t a, size_t b)
@@ -159,12 +158,12 @@ static void set_why(const struct fleet_prover *p, struct err *why)
         (void)err_set(why, ERR_UPSTREAM, "",
                       "%.0f of its %zu parameters have other checksums than at other upstreams "
                       "with %s: %s; %s",
-                      p->sums_verdict.distance, p->sums != NULL ? p->sums->n : 0, version.text,
-                      remedy, last);
+                      p->sums_verdict.distance, p->n_sums, version.text, remedy, last);
 }
 
-static void apply_locked(struct compared_one *one)
+static void apply_locked(struct compared *c, size_t i)
 {
+    struct compared_one *one = &c->list[i];
     struct fleet_prover *p = one->p;
     enum proof_state state;
     bool faulty;
@@ -172,8 +171,8 @@ static void apply_locked(struct compared_one *one)
     if (one->ask_again)
         p->canary = PROOF_PENDING;
     p->asked_again = one->asked_again;
-    p->verdict = one->verdict;
-    p->sums_verdict = one->sums_verdict;
+    p->verdict = c->verdicts[i];
+    p->sums_verdict = c->sums_verdicts[i];
     state = state_of(p);
     faulty = p->verdict.faulty || p->sums_verdict.faulty;
     if (state == p->state && faulty == p->faulty)
@@ -214,14 +213,12 @@ static bool must_ask_again(struct compared *c)
 /* Committed bytes need no majority. */
 static void judge_sums(struct compared *c)
 {
-    proof_judge(c->sums, c->n, 0, sums_distance, c, c->verdicts);
-    for (size_t i = 0; i < c->n; i++) {
-        c->list[i].sums_verdict = c->verdicts[i];
-        if (!c->list[i].is_wrong)
-            continue;
-        c->list[i].sums_verdict.state = PROOF_DIFFERS;
-        c->list[i].sums_verdict.faulty = true;
-    }
+    proof_judge(c->sums, c->n, 0, sums_distance, c, c->sums_verdicts);
+    for (size_t i = 0; i < c->n; i++)
+        if (c->list[i].is_wrong) {
+            c->sums_verdicts[i].state = PROOF_DIFFERS;
+            c->sums_verdicts[i].faulty = true;
+        }
 }
 
 static void judge(struct compared *c)
@@ -229,8 +226,6 @@ static void judge(struct compared *c)
     judge_canaries(c);
     if (must_ask_again(c))
         judge_canaries(c);
-    for (size_t i = 0; i < c->n; i++)
-        c->list[i].verdict = c->verdicts[i];
     judge_sums(c);
 }
 
@@ -277,8 +272,8 @@ static void report(struct fleet_control *fc, const struct compared *c)
 /* If anything has changed meanwhile, the next look judges again. */
 void fleet_proof_judge(struct fleet_control *fc)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct compared *c = NULL;
-    struct upstream_list *all;
     bool wanted;
 
     mtx_lock(&fc->lock);
@@ -288,7 +283,6 @@ void fleet_proof_judge(struct fleet_control *fc)
         c = calloc(1, sizeof *c);
     if (c == NULL) /* without memory: at the next look */
         return;
-    all = upstreams_list(fc->upstreams);
     mtx_lock(&fc->lock);
     fc->proof.judge = false;
     collect_locked(fc, all, c);
@@ -297,13 +291,12 @@ void fleet_proof_judge(struct fleet_control *fc)
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < c->n; i++) {
         if (!fc->proof.judge)
-            apply_locked(&c->list[i]);
+            apply_locked(c, i);
         proof_sums_unref(c->list[i].sums);
     }
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     report(fc, c);
-    upstream_list_unref(all);
     free(c);
 }
 
@@ -333,7 +326,7 @@ static void add_undecided_locked(struct undecided *u, const struct fleet_prover 
 
 bool fleet_proof_warning(struct fleet_control *fc, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct undecided u = {0};
 
     mtx_lock(&fc->lock);
@@ -344,7 +337,6 @@ bool fleet_proof_warning(struct fleet_control *fc, struct err *e)
             add_undecided_locked(&u, p);
     }
     mtx_unlock(&fc->lock);
-    upstream_list_unref(all);
     if (u.n == 0)
         return false;
     (void)err_set(

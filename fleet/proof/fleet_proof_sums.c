@@ -70,6 +70,7 @@ static void keep_locked(struct fleet_prover *p, struct reading *r)
         return;
     proof_sums_unref(p->sums);
     p->sums = proof_sums_ref(r->sums);
+    p->n_sums = r->sums->n;
     p->has_compared = r->has_compared;
     p->compared_bytes = r->compared;
     if (!r->has_compared)

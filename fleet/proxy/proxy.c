@@ -156,15 +156,13 @@ void proxy_abort(struct proxy_request *r)
 {
     struct fleet *fleet = r->loop->proxy->fleet;
     bool sent = r->stage == PROXY_SENT;
-    struct err e = {0};
 
     if ((!sent && r->stage != PROXY_QUEUED) || !fleet_is_aborted(fleet, &r->ticket, sent))
         return;
     if (!sent && !r->has_permit && !fleet_permit_cancel(fleet, &r->ticket))
         return;            /* its grant is on the way */
     r->stage = PROXY_SENT; /* no longer queued */
-    (void)err_set(&e, ERR_ABORTED, "", "the request was aborted before it had a token");
-    proxy_fail(r, &e);
+    PROXY_FAIL(r, ERR_ABORTED, "the request was aborted before it had a token");
 }
 
 /* A grant that was posted to the loop. If the upstream has left rotation since, its requests were
@@ -288,13 +286,6 @@ static void set_sent_error(const struct proxy_request *r, const struct http_end 
                       WHY_MAX, r->at->url, WHY_MAX, end->why);
 }
 
-static void set_resource_error(const struct http_end *end, struct err *e)
-{
-    (void)err_set(e, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s",
-                  end->sent ? "for a reply of the upstream; the request may have been processed"
-                            : "for a connection to the upstream; nothing was sent");
-}
-
 /* The failure is counted before the permit is given back, so that the next queued request is not
  * sent there too. */
 void proxy_upstream_failed(struct proxy_request *r, bool unreachable, const struct err *e)
@@ -310,8 +301,9 @@ void proxy_call_failed(struct proxy_request *r, const struct http_end *end)
     struct err e = {0};
 
     if (end->outcome == HTTP_NO_MEMORY) {
-        set_resource_error(end, &e);
-        proxy_fail(r, &e);
+        PROXY_FAIL(r, ERR_NO_MEMORY, "this server has no memory or descriptor %s",
+                   end->sent ? "for a reply of the upstream; the request may have been processed"
+                             : "for a connection to the upstream; nothing was sent");
     } else if (end->sent) {
         set_sent_error(r, end, &e);
         proxy_upstream_failed(r, unreachable, &e);
@@ -329,18 +321,16 @@ void proxy_call_failed(struct proxy_request *r, const struct http_end *end)
 void proxy_evict(struct proxy_request *r, const struct err *why)
 {
     bool sent = http_sent(r->call);
-    struct err e = {0};
 
     proxy_cancel_call(r);
     if (r->stage == PROXY_SENT && !sent && may_retry(r)) {
         retry_elsewhere(r, NULL);
         return;
     }
-    (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its reply was complete%s: %.*s",
-                  WHY_MAX, r->at->url,
-                  r->stage == PROXY_STREAMING || !sent ? "" : "; it may have been processed",
-                  WHY_MAX, why->msg);
-    proxy_fail(r, &e);
+    PROXY_FAIL(r, ERR_UPSTREAM, "%.*s left rotation before its reply was complete%s: %.*s", WHY_MAX,
+               r->at->url,
+               r->stage == PROXY_STREAMING || !sent ? "" : "; it may have been processed", WHY_MAX,
+               why->msg);
 }
 
 /* the beginning */

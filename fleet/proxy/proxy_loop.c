@@ -76,13 +76,11 @@ static void handle_left_rotation(void *arg)
 static void handle_stop(void *arg)
 {
     struct proxy_loop *pl = arg;
-    struct err e = {0};
 
-    (void)err_set(&e, ERR_DRAINING, "", "the server stopped before the reply was complete");
     for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->stage != PROXY_ANSWERED)
-            proxy_fail(r, &e);
+            PROXY_FAIL(r, ERR_DRAINING, "the server stopped before the reply was complete");
     }
 }
 

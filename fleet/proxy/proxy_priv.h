@@ -85,6 +85,14 @@ int proxy_admit(struct proxy_request *r, struct err *e);
 /* proxy_fail - answer with e, or abort a stream that has begun, and end the request. */
 void proxy_fail(struct proxy_request *r, const struct err *e);
 
+/* PROXY_FAIL - proxy_fail with a code and a formatted message. */
+#define PROXY_FAIL(r, code, ...)                                                                   \
+    do {                                                                                           \
+        struct err e_ = {0};                                                                       \
+        (void)err_set(&e_, (code), "", __VA_ARGS__);                                               \
+        proxy_fail((r), &e_);                                                                      \
+    } while (0)
+
 /* proxy_drop - end the request without an answer: its client has disconnected. It may still wait
  * for a late grant after that (PROXY_ANSWERED). */
 void proxy_drop(struct proxy_request *r);

@@ -54,13 +54,9 @@ static void note_made(const struct proxy_request *r)
 
 static void fail_no_memory(struct proxy_request *r)
 {
-    struct err e = {0};
-
-    proxy_cancel_call(r);
-    (void)err_set(&e, ERR_NO_MEMORY, "",
-                  "this server has no memory for a reply of the upstream; the request may have "
-                  "been processed");
-    proxy_fail(r, &e);
+    PROXY_FAIL(r, ERR_NO_MEMORY,
+               "this server has no memory for a reply of the upstream; the request may have "
+               "been processed");
 }
 
 /* Put the versions into a whole reply. Returns: -1 without memory. */
@@ -84,14 +80,10 @@ static int add_versions(struct proxy_request *r)
 /* What came says neither whose answer it is nor what to do. */
 static void fail_no_route(struct proxy_request *r)
 {
-    struct err e = {0};
-
-    (void)err_set(
-        &e, ERR_NO_ROUTE, "",
-        "%.200s (%s) has no route %.160s: the request was passed on, and this engine does "
-        "not serve it",
-        r->at->url, upstream_kind_name(r->at->kind), r->x->path);
-    proxy_fail(r, &e);
+    PROXY_FAIL(r, ERR_NO_ROUTE,
+               "%.200s (%s) has no route %.160s: the request was passed on, and this engine does "
+               "not serve it",
+               r->at->url, upstream_kind_name(r->at->kind), r->x->path);
 }
 
 static void send_reply(struct proxy_request *r)
@@ -146,12 +138,9 @@ static bool process_changed(const struct proxy_request *r)
 
 static void fail_process_changed(struct proxy_request *r)
 {
-    struct err e = {0};
-
-    (void)err_set(&e, ERR_UPSTREAM, "",
-                  "%.200s was restarted: its reply may not be of the version that is served",
-                  r->at->url);
-    proxy_fail(r, &e);
+    PROXY_FAIL(r, ERR_UPSTREAM,
+               "%.200s was restarted: its reply may not be of the version that is served",
+               r->at->url);
 }
 
 /* Does the reply name another version than the fleet's? An upstream which was restarted since the
@@ -169,13 +158,10 @@ static bool has_other_version(struct proxy_request *r, const char *data, size_t 
 
 static void fail_other_version(struct proxy_request *r)
 {
-    struct err e = {0};
-
-    (void)err_set(&e, ERR_UPSTREAM, "",
-                  "%.200s replied with weights '%s', which are not the version that is served",
-                  r->at->url, r->scan.name);
     upstreams_probe_now(r->loop->proxy->upstreams);
-    proxy_fail(r, &e);
+    PROXY_FAIL(r, ERR_UPSTREAM,
+               "%.200s replied with weights '%s', which are not the version that is served",
+               r->at->url, r->scan.name);
 }
 
 /* Fail at once: the body behind such a head may never end. A redirect may be caused by the client's

@@ -103,12 +103,10 @@ static void leave_again(struct fleet_control *fc, const struct fleet_join_reques
 /* Does every engine stay in the groups that it joined before? */
 static bool keeps_groups(const struct fleet_target *targets, size_t n)
 {
-    bool keeps = true;
-
-    for (size_t i = 0; i < n; i++) {
-        keeps = keeps && upstream_caps_of(targets[i].upstream)->joins_many_groups;
-    }
-    return keeps;
+    for (size_t i = 0; i < n; i++)
+        if (!upstream_caps_of(targets[i].upstream)->joins_many_groups)
+            return false;
+    return true;
 }
 
 /* A join replaces the group before, also a join that failed: engines left that one first. */
@@ -146,10 +144,10 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
     }
 }
 
-static int join(struct fleet_control *fc, const struct upstream_list *all,
-                const struct fleet_join_request *req, struct api_object *native,
-                struct fleet_group_reply *reply, struct err *e)
+int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
+                     struct api_object *native, struct fleet_group_reply *reply, struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     const struct fleet_handles *handles = req->handles;
     const struct api_join join = {.group = req->group_name,
                                   .by_handles = handles != NULL,
@@ -189,23 +187,12 @@ static int join(struct fleet_control *fc, const struct upstream_list *all,
     return -1;
 }
 
-int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     struct api_object *native, struct fleet_group_reply *reply, struct err *e)
-{
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = join(fc, all, req, native, reply, e);
-
-    upstream_list_unref(all);
-    return rc;
-}
-
 /* leave */
 
 /* Has the engine anything to undo? Not every kind keeps anything of a set-up for handles. */
 static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, bool handles,
                       struct upstream *upstream)
 {
-
     return fleet_group_has(fc, g, upstream) ||
            (handles && upstream_caps_of(upstream)->keeps_handle_setup);
 }
@@ -215,11 +202,10 @@ static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, boo
 static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g,
                         struct fleet_group_reply *reply, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target reachable[FLEET_MAX], targets[FLEET_MAX];
     size_t n = fleet_reachable(fc, all, NULL, reachable);
     struct fleet_handles handles;
-    int rc;
 
     fleet_get_handles(fc, &handles);
     fleet_set_handles(fc, NULL);
@@ -229,10 +215,8 @@ static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g,
             targets[reply->n] = reachable[i];
             targets[reply->n++].ctx.group_name = g->name;
         }
-    rc = fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
-                       &reply->results, e);
-    upstream_list_unref(all);
-    return rc;
+    return fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
+                         &reply->results, e);
 }
 
 int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_group_reply *reply,
@@ -292,20 +276,18 @@ static bool has_left(const struct fleet_result *result)
 static const char *find_unasked(struct fleet_control *fc, const struct fleet_group *g,
                                 const struct fleet_group_reply *reply)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    const char *found = NULL;
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
 
-    for (size_t u = 0; u < all->n && found == NULL; u++) {
+    for (size_t u = 0; u < all->n; u++) {
         struct upstream *it = all->items[u];
         bool asked = false;
 
         for (size_t i = 0; reply->results != NULL && i < reply->n; i++)
             asked = asked || reply->results[i].upstream == it;
         if (!asked && fleet_group_has(fc, g, it) && !upstream_is_removed(it))
-            found = upstream_name(it);
+            return upstream_name(it);
     }
-    upstream_list_unref(all);
-    return found;
+    return NULL;
 }
 
 static void end_membership(struct fleet_group *g, const struct upstream *upstream)

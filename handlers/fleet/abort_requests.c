@@ -103,10 +103,10 @@ static int send_first(struct app *app, const json_t *ids, struct fleet_target *t
                          results, e);
 }
 
-static int abort_on_engines(struct app *app, const struct upstream_list *all, const json_t *ids,
-                            struct api_object *native, struct fleet_result **results, size_t *n,
-                            struct err *e)
+static int abort_on_engines(struct app *app, const json_t *ids, struct api_object *native,
+                            struct fleet_result **results, size_t *n, struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
     const struct api_args args = {.native = native, .all = ids == NULL};
     struct fleet_target targets[FLEET_MAX];
@@ -134,36 +134,25 @@ static int abort_on_engines(struct app *app, const struct upstream_list *all, co
     return 0;
 }
 
-int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
+static int abort_requests(struct app *app, struct http_request *x, struct api_object *body,
+                          struct err *e)
 {
-    struct upstream_list *all;
     struct fleet_result *results = NULL;
-    struct api_object native = {0};
     const json_t *ids = NULL;
     size_t n = 0, n_queued = 0;
-    uint64_t aborted;
-    json_t *body;
-    int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (abort_parse(&ids, body->json, e) != 0)
         return -1;
-    native.json = body;
-    rc = abort_parse(&ids, body, e);
-    if (rc == 0 && ids == NULL)
+    if (ids == NULL)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
-    all = upstreams_list(app->fleet->upstreams);
-    if (rc == 0)
-        rc = abort_on_engines(app, all, ids, &native, &results, &n, e);
-    upstream_list_unref(all);
-    api_object_fini(&native);
-    json_decref(body);
-    if (rc != 0)
+    if (abort_on_engines(app, ids, body, &results, &n, e) != 0)
         return -1;
-    aborted = n_queued + fleet_results_sum(results, n, "aborted");
-    if (fleet_results_done(results, n, e))
-        fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)aborted), results, n);
-    else
-        fleet_reply_error(app, x, e, results, n);
-    fleet_results_free(results, n);
-    return 0;
+    n_queued += fleet_results_sum(results, n, "aborted");
+    (void)fleet_results_done(results, n, e);
+    return fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)n_queued), results, n, e);
+}
+
+int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, abort_requests, e);
 }

@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <stddef.h>
 
+struct api_object;
 struct app;
 struct fleet_control;
 struct fleet_result;
@@ -24,7 +25,6 @@ int handle_fleet_rollouts(struct app *app, struct http_request *x, struct err *e
 /* The handlers that server/operations.h names. */
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update(struct app *app, struct http_request *x, struct err *e);
-int handle_fleet_update_verify(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e);
@@ -54,11 +54,17 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
 json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n);
 json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
 
-/* fleet_reply - reply 200, with each engine's result. Steals reply. */
-void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
-                 const struct fleet_result *result, size_t n);
-void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
-                       const struct fleet_result *result, size_t n);
+/* fleet_with_body - parse the request's body, and handle it as `act` does. @body  the body in the
+ * form in which engines get it. Errors: body_parse's; of `act`. */
+typedef int fleet_body_fn(struct app *app, struct http_request *x, struct api_object *body,
+                          struct err *e);
+int fleet_with_body(struct app *app, struct http_request *x, fleet_body_fn *act, struct err *e);
+
+/* fleet_reply - reply 200, or with `e` if it is set, with each engine's result.
+ * @reply    of a 200; stolen
+ * @results  [n]; freed. NULL: nothing was sent; then -1 is returned, and nothing is replied */
+int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
+                struct fleet_result *results, size_t n, struct err *e);
 
 /* fleet_update_json - the update that is open or starts (new), or JSON null. Threads: any. NULL: no
  * memory. */

@@ -1,6 +1,7 @@
 /* Requests that end an auto-commit update, or give the served weights another version. With --stage
  * the name is recorded here first, where a commit may come in between and refuse it, and then given
  * to the upstreams: one that does not get it is out of step, and is repaired with it. */
+#include "fleet/api/api_json.h"
 #include "fleet/ask/fleet_label.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
@@ -99,7 +100,7 @@ static int label_all(struct app *app, struct http_request *x, const struct label
                                       .arg = &l};
     struct fleet_result *results;
     uint64_t serial = 0;
-    size_t n;
+    size_t n = 0;
     int rc;
 
     if (staged && read_staged(&l, e) != 0)
@@ -107,17 +108,10 @@ static int label_all(struct app *app, struct http_request *x, const struct label
     rc = fleet_label_all(app->fleet->control, &all, &results, &n, &serial, e);
     if (rc != 0 && staged && serial > 0)
         explain_recorded(req->label, e);
-    if (results == NULL)
-        return -1;
-    if (rc == 0)
-        fleet_reply(app, x,
-                    json_pack("{s:s, s:I}", "weight_version", req->label, "serial",
-                              (json_int_t)(staged ? l.serial : serial)),
-                    results, n);
-    else
-        fleet_reply_error(app, x, e, results, n);
-    fleet_results_free(results, n);
-    return 0;
+    return fleet_reply(app, x,
+                       json_pack("{s:s, s:I}", "weight_version", req->label, "serial",
+                                 (json_int_t)(staged ? l.serial : serial)),
+                       results, n, e);
 }
 
 /* Where no engine counts tensors, naming the version means that all tensors were sent. */
@@ -145,13 +139,12 @@ static int commit_open(struct app *app, struct http_request *x, const char *labe
     return 0;
 }
 
-static int label_with_body(struct app *app, struct http_request *x, const json_t *body,
-                           struct err *e)
+static int label(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     struct label_req req = {0};
     int rc;
 
-    if (label_parse(&req, body, e) != 0)
+    if (label_parse(&req, body->json, e) != 0)
         return -1;
     if (label_commits_open(app))
         return commit_open(app, x, req.label, e);
@@ -169,12 +162,5 @@ static int label_with_body(struct app *app, struct http_request *x, const json_t
 
 int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = label_with_body(app, x, body, e);
-    json_decref(body);
-    return rc;
+    return fleet_with_body(app, x, label, e);
 }

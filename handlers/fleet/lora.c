@@ -114,19 +114,16 @@ static void log_adapter(const char *event, const char *name, uint64_t revision,
     log_event(&r);
 }
 
-/* @rc  of the operation, with e set if it failed. Frees the reply. */
-static int lora_reply(struct app *app, struct http_request *x, const char *name, int rc,
+/* Also on an error. Frees the results. */
+static int lora_reply(struct app *app, struct http_request *x, const char *event, const char *name,
                       struct fleet_lora_reply *reply, struct err *e)
 {
-    if (reply->results == NULL)
-        return -1;
-    if (rc == 0)
-        fleet_reply(app, x, reply_json_of(app->fleet->control, name, reply), reply->results,
-                    reply->n);
-    else
-        fleet_reply_error(app, x, e, reply->results, reply->n);
-    fleet_lora_reply_fini(reply);
-    return 0;
+    json_t *body = NULL;
+
+    log_adapter(event, name, reply->revision, e);
+    if (e->code == ERR_NONE)
+        body = reply_json_of(app->fleet->control, name, reply);
+    return fleet_reply(app, x, body, reply->results, reply->n, e);
 }
 
 static bool any_took_it(const struct fleet_lora_reply *reply)
@@ -163,37 +160,22 @@ static void remove_old_files(struct app *app, const char *name, bool known, cons
 
 /* Tensors that came with the request become files first, which the engines load, now and again. The
  * caller owns the operation lock. */
-static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *body,
-                       struct lora_sent *sent, struct fleet_lora_reply *reply, struct err *e)
+static void load_on_all(struct app *app, struct fleet_lora_request *req, struct api_object *body,
+                        json_t *json, struct lora_sent *sent, struct fleet_lora_reply *reply,
+                        struct err *e)
 {
-    struct api_object native = {.json = body};
     bool known = fleet_lora_exists(app->fleet->control, req->name);
     char *path = NULL;
     int rc = 0;
 
     if (sent->content.tensors != NULL)
-        rc = lora_sent_write(sent, app->fleet->adapter_dir, body, &path, e);
+        rc = lora_sent_write(sent, app->fleet->adapter_dir, json, &path, e);
     if (path != NULL)
         req->path = path;
     if (rc == 0)
-        rc = fleet_lora_load(app->fleet->control, req, &native, reply, e);
-    api_object_fini(&native);
+        (void)fleet_lora_load(app->fleet->control, req, body, reply, e);
     remove_old_files(app, req->name, known, path, reply, e);
     free(path);
-    req->path = NULL;
-    return rc;
-}
-
-static int unload_on_all(struct app *app, const char *name, const json_t *body,
-                         struct fleet_lora_reply *reply, struct err *e)
-{
-    struct api_object native = {.json = body};
-    bool known = fleet_lora_exists(app->fleet->control, name);
-    int rc = fleet_lora_unload(app->fleet->control, name, &native, reply, e);
-
-    api_object_fini(&native);
-    remove_old_files(app, name, known, NULL, reply, e);
-    return rc;
 }
 
 int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *e)
@@ -201,42 +183,45 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
     struct fleet_lora_request req = {0};
     struct fleet_lora_reply reply = {0};
     struct lora_sent sent = {0};
-    json_t *body = NULL;
-    int rc = body_is_tensors(x) ? lora_sent_parse(&sent, &body, x, e)
-                                : body_parse(&body, x, x->route, e);
+    json_t *json = NULL;
+    int rc = body_is_tensors(x) ? lora_sent_parse(&sent, &json, x, e)
+                                : body_parse(&json, x, x->route, e);
+    struct api_object body = {.json = json};
 
     if (rc == 0)
-        rc = load_parse(&req, body, e);
+        rc = load_parse(&req, json, e);
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the load of an adapter", e);
     if (rc == 0) {
-        rc = load_on_all(app, &req, body, &sent, &reply, e);
-        log_adapter("lora.loaded", req.name, reply.revision, e);
-        rc = lora_reply(app, x, req.name, rc, &reply, e);
+        load_on_all(app, &req, &body, json, &sent, &reply, e);
+        rc = lora_reply(app, x, "lora.loaded", req.name, &reply, e);
         fleet_op_unlock(app->fleet->control);
     }
-    json_decref(body);
+    api_object_fini(&body);
+    json_decref(json);
+    return rc;
+}
+
+static int unload(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet->control;
+    struct fleet_lora_reply reply = {0};
+    const char *name = NULL;
+    bool known;
+    int rc;
+
+    if (name_parse(&name, body->json, e) != 0 ||
+        fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
+        return -1;
+    known = fleet_lora_exists(fc, name);
+    (void)fleet_lora_unload(fc, name, body, &reply, e);
+    remove_old_files(app, name, known, NULL, &reply, e);
+    rc = lora_reply(app, x, "lora.unloaded", name, &reply, e);
+    fleet_op_unlock(fc);
     return rc;
 }
 
 int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
-    struct fleet_lora_reply reply = {0};
-    const char *name = NULL;
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = name_parse(&name, body, e);
-    if (rc == 0)
-        rc = fleet_op_lock(app->fleet->control, x, "the unload of an adapter", e);
-    if (rc == 0) {
-        rc = unload_on_all(app, name, body, &reply, e);
-        log_adapter("lora.unloaded", name, reply.revision, e);
-        rc = lora_reply(app, x, name, rc, &reply, e);
-        fleet_op_unlock(app->fleet->control);
-    }
-    json_decref(body);
-    return rc;
+    return fleet_with_body(app, x, unload, e);
 }

@@ -30,7 +30,7 @@ struct rows {
 
 static void read_rows(struct app *app, struct rows *out)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
 
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
@@ -42,7 +42,6 @@ static void read_rows(struct app *app, struct rows *out)
         fleet_proof_counts(app->fleet->control, it, out->items[out->n].n_proofs);
         out->n++;
     }
-    upstream_list_unref(all);
 }
 
 static void put_states(const struct rows *rows, struct buf *out)
@@ -75,25 +74,20 @@ static void put_outstanding(const struct rows *rows, struct buf *out)
 
 static void put_counts(const struct rows *rows, struct buf *out)
 {
-    static const char granted[] = "baton_upstream_granted_total",
-                      missed[] = "baton_upstream_failures_total",
-                      serial[] = "baton_upstream_serial",
-                      heard[] = "baton_upstream_last_heard_seconds";
+    static const char heard[] = "baton_upstream_last_heard_seconds";
     uint64_t now = clock_now_us();
 
-    prom_head(out, granted, "counter", "Requests that went to an upstream");
-    for (size_t i = 0; i < rows->n; i++)
-        prom_u64(out, granted, LABELS({"upstream", rows->items[i].name}),
-                 rows->items[i].info.n_granted);
-    prom_head(out, missed, "counter",
-              "Probes and requests that an upstream did not answer, or answered wrongly");
-    for (size_t i = 0; i < rows->n; i++)
-        prom_u64(out, missed, LABELS({"upstream", rows->items[i].name}),
-                 rows->items[i].info.n_failures);
-    prom_head(out, serial, "gauge", "Serial of the version that an upstream was given last");
-    for (size_t i = 0; i < rows->n; i++)
-        prom_u64(out, serial, LABELS({"upstream", rows->items[i].name}),
-                 rows->items[i].info.serial);
+#define FAMILY(metric, type, help, field)                                                          \
+    prom_head(out, metric, type, help);                                                            \
+    for (size_t i = 0; i < rows->n; i++)                                                           \
+    prom_u64(out, metric, LABELS({"upstream", rows->items[i].name}), rows->items[i].info.field)
+    FAMILY("baton_upstream_granted_total", "counter", "Requests that went to an upstream",
+           n_granted);
+    FAMILY("baton_upstream_failures_total", "counter",
+           "Probes and requests that an upstream did not answer, or answered wrongly", n_failures);
+    FAMILY("baton_upstream_serial", "gauge",
+           "Serial of the version that an upstream was given last", serial);
+#undef FAMILY
     prom_head(
         out, heard, "gauge",
         "Time since an upstream last answered a probe or another request of this server's own");

@@ -43,65 +43,31 @@ json_t *fleet_pause_json(const struct app *app)
     return now.state != PAUSE_OFF ? pause_json(fc, &now) : json_null();
 }
 
-/* Adds each engine's result. Steals reply. */
-void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
-                 const struct fleet_result *result, size_t n)
+static int pause_all(struct app *app, struct http_request *x, struct api_object *body,
+                     struct err *e)
 {
-    if (reply != NULL &&
-        json_object_set_new(reply, "upstreams", fleet_results_json(app, result, n)) != 0) {
-        json_decref(reply);
-        reply = NULL;
-    }
-    reply_json(x, 200, reply);
-}
-
-void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
-                       const struct fleet_result *results, size_t n)
-{
-    reply_error(x, e, json_pack("{s:o}", "upstreams", fleet_results_json(app, results, n)));
-}
-
-static int pause_with_lock(struct app *app, struct http_request *x, const struct pause_request *req,
-                           const json_t *body, struct err *e)
-{
-    struct api_object native = {.json = body};
     struct fleet_control *fc = app->fleet->control;
+    struct pause_request req = {0};
     struct fleet_result *results;
     struct pause now;
-    size_t n;
-    uint64_t deadline_us = x->began_us + (uint64_t)req->timeout_s * 1000000;
-    int rc = fleet_pause_all(fc, req, deadline_us, &native, &results, &n, e);
+    size_t n = 0;
+    int rc;
 
-    api_object_fini(&native);
-    if (results == NULL)
+    if (pause_parse(&req, x, body->json, e) != 0 ||
+        fleet_trainer_pause_lock(fc, x, (uint64_t)req.timeout_s * 1000000, e) != 0)
         return -1;
+    fleet_begin_push(fc);
+    (void)fleet_pause_all(fc, &req, x->began_us + (uint64_t)req.timeout_s * 1000000, body, &results,
+                          &n, e);
     fleet_get_pause(fc, &now);
-    if (rc == 0)
-        fleet_reply(app, x, pause_json(fc, &now), results, n);
-    else
-        fleet_reply_error(app, x, e, results, n);
-    fleet_results_free(results, n);
-    return 0;
+    rc = fleet_reply(app, x, pause_json(fc, &now), results, n, e);
+    fleet_pause_unlock(fc);
+    return rc;
 }
 
 int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
 {
-    struct pause_request req = {0};
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = pause_parse(&req, x, body, e);
-    if (rc == 0)
-        rc = fleet_trainer_pause_lock(app->fleet->control, x, (uint64_t)req.timeout_s * 1000000, e);
-    if (rc == 0) {
-        fleet_begin_push(app->fleet->control);
-        rc = pause_with_lock(app, x, &req, body, e);
-        fleet_pause_unlock(app->fleet->control);
-    }
-    json_decref(body);
-    return rc;
+    return fleet_with_body(app, x, pause_all, e);
 }
 
 /* resume */
@@ -118,15 +84,11 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
     if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
         return -1;
     fleet_get_pause(fc, &now);
-    if (fleet_results_done(results, n, e))
-        fleet_reply(app, x,
-                    json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
-                              (json_int_t)now.epoch),
-                    results, n);
-    else
-        fleet_reply_error(app, x, e, results, n);
-    fleet_results_free(results, n);
-    return 0;
+    (void)fleet_results_done(results, n, e);
+    return fleet_reply(app, x,
+                       json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
+                                 (json_int_t)now.epoch),
+                       results, n, e);
 }
 
 /* Generation is resumed also if the update could not be committed; the reply says why it could
@@ -157,60 +119,37 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 
 /* caches */
 
-/* The same request to every engine, for operations that no engine can be out of step with. */
-static int request_all(struct app *app, struct http_request *x, enum api_op op,
-                       const struct api_args *args, const char *counted, json_t *reply,
-                       struct err *e)
-{
-    struct fleet_result *results = NULL;
-    size_t n = 0;
-
-    if (reply == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    if (fleet_request_all(app->fleet->control, op, args, FLEET_CACHE_US, &results, &n, e) != 0) {
-        json_decref(reply);
-        return -1;
-    }
-    if (!fleet_results_done(results, n, e)) {
-        json_decref(reply);
-        fleet_reply_error(app, x, e, results, n);
-    } else {
-        if (counted != NULL)
-            (void)json_object_set_new(
-                reply, counted, json_integer((json_int_t)fleet_results_sum(results, n, counted)));
-        fleet_reply(app, x, reply, results, n);
-    }
-    fleet_results_free(results, n);
-    return 0;
-}
-
-int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
+static int reset_caches(struct app *app, struct http_request *x, struct api_object *body,
+                        struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct api_object native = {0};
-    struct api_args args = {.native = &native};
-    json_t *body;
-    int rc;
+    struct api_args args = {.native = body,
+                            .running = json_is_true(json_object_get(body->json, "running")),
+                            .external = json_is_true(json_object_get(body->json, "external"))};
+    struct fleet_result *results = NULL;
+    uint64_t n_dropped = 0;
+    size_t n = 0;
 
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    native.json = body;
-    args.running = json_is_true(json_object_get(body, "running"));
-    args.external = json_is_true(json_object_get(body, "external"));
     if (args.running) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
     }
-    rc = request_all(app, x, API_RESET_PREFIX_CACHE, &args, "entries_dropped",
-                     json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache",
-                               "entries_dropped", 0, "message",
-                               "every upstream was asked to reset its prefix cache"),
-                     e);
+    if (fleet_request_all(fc, API_RESET_PREFIX_CACHE, &args, FLEET_CACHE_US, &results, &n, e) ==
+            0 &&
+        fleet_results_done(results, n, e))
+        n_dropped = fleet_results_sum(results, n, "entries_dropped");
     if (args.running)
         fleet_proof_release(fc, NULL);
-    api_object_fini(&native);
-    json_decref(body);
-    return rc;
+    return fleet_reply(app, x,
+                       json_pack("{s:b, s:n, s:I, s:s}", "reset", 1, "prefix_cache",
+                                 "entries_dropped", (json_int_t)n_dropped, "message",
+                                 "every upstream was asked to reset its prefix cache"),
+                       results, n, e);
+}
+
+int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, reset_caches, e);
 }
 
 int handle_fleet_flush_cache(struct app *app, struct http_request *x, struct err *e)

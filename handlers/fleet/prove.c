@@ -1,9 +1,11 @@
 /* POST /v1/upstreams/prove: a proof of the upstreams that is asked for, and waited for. */
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
 #include "handlers/reply.h"
 
@@ -13,11 +15,12 @@ enum { PROVE_S_DEFAULT = 120, PROVE_S_MAX = 3600 };
 
 const char *const upstreams_prove_members[] = {"upstream", "checksums", "timeout_s", NULL};
 
-static int parse(struct fleet_proof_request *out, const json_t *body, struct err *e)
+static int parse(struct fleet_proof_request *out, const struct app *app, const json_t *body,
+                 struct err *e)
 {
     uint64_t timeout_s = PROVE_S_DEFAULT;
 
-    *out = (struct fleet_proof_request){.checksums = true};
+    *out = (struct fleet_proof_request){.checksums = true, .life = app->life};
     if (body_str(&out->upstream, body, "", "upstream", e) != 0 ||
         body_bool(&out->checksums, body, "", "checksums", e) != 0 ||
         body_u64(&timeout_s, body, "", "timeout_s", 1, PROVE_S_MAX, e) != 0)
@@ -64,24 +67,20 @@ static json_t *answer_json(const struct app *app, const struct upstream_list *al
                      (json_int_t)n_proven, "n_checksums", (json_int_t)n_checksums, "list", list);
 }
 
-int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
+static int prove(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
-    struct upstream_list *all;
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     struct fleet_proof_request r;
     bool asked[FLEET_MAX] = {false};
-    json_t *body;
-    int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (parse(&r, app, body->json, e) != 0 ||
+        fleet_proof_ask(app->fleet->control, x, &r, all, asked, e) != 0)
         return -1;
-    rc = parse(&r, body, e);
-    r.life = app->life;
-    all = upstreams_list(app->fleet->upstreams);
-    if (rc == 0)
-        rc = fleet_proof_ask(app->fleet->control, x, &r, all, asked, e);
-    json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, answer_json(app, all, asked));
-    upstream_list_unref(all);
-    return rc;
+    reply_json(x, 200, answer_json(app, all, asked));
+    return 0;
+}
+
+int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, prove, e);
 }

@@ -36,18 +36,15 @@ int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
 /* Which engine gets the request is not known before it has a permit, so all must have the route. */
 int handle_fleet_rollouts(struct app *app, struct http_request *x, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
-    int rc = 0;
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
 
-    for (size_t i = 0; i < all->n && rc == 0; i++) {
+    for (size_t i = 0; i < all->n; i++)
         if (!upstream_is_removed(all->items[i]) && !upstream_caps_of(all->items[i])->makes_rollouts)
-            rc = err_set(e, ERR_HAS_UPSTREAMS, "",
-                         "%.200s is of kind %s and makes no batches: generate each prompt by "
-                         "itself, and put the replies together by assemble_rollouts() of the "
-                         "Python client",
-                         upstream_name(all->items[i]),
-                         upstream_kind_name(upstream_kind(all->items[i])));
-    }
-    upstream_list_unref(all);
-    return rc == 0 ? handle_fleet_proxy(app, x, e) : -1;
+            return err_set(e, ERR_HAS_UPSTREAMS, "",
+                           "%.200s is of kind %s and makes no batches: generate each prompt by "
+                           "itself, and put the replies together by assemble_rollouts() of the "
+                           "Python client",
+                           upstream_name(all->items[i]),
+                           upstream_kind_name(upstream_kind(all->items[i])));
+    return handle_fleet_proxy(app, x, e);
 }

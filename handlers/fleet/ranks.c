@@ -9,7 +9,6 @@
 #include "handlers/app.h"
 #include "handlers/reply.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -128,26 +127,21 @@ static int put_args(struct app *app, json_t *status, json_t *args)
 
 static int query_ranks(struct app *app, struct group_view *view, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
-    struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
+    struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     size_t n;
-    int rc = -1;
+    int rc = 0;
 
-    if (targets == NULL) {
-        rc = err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
-    } else if (fleet_reachable_quorum(app->fleet->control, all, NULL, targets, &n, e) == 0 &&
-               fleet_query(app->fleet->control, API_GET_RANKS, targets, n, RANKS_TIMEOUT_US,
-                           &results, e) == 0) {
-        rc = 0;
-        for (size_t i = 0; i < n && rc == 0; i++) {
-            rc = add_ranks(view, &results[i], e);
-            intersect_args(view->args, i == 0, &results[i]);
-        }
-        fleet_results_free(results, n);
+    if (fleet_reachable_quorum(app->fleet->control, all, NULL, targets, &n, e) != 0 ||
+        fleet_query(app->fleet->control, API_GET_RANKS, targets, n, RANKS_TIMEOUT_US, &results,
+                    e) != 0)
+        return -1;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        rc = add_ranks(view, &results[i], e);
+        intersect_args(view->args, i == 0, &results[i]);
     }
-    upstream_list_unref(all);
-    free(targets);
+    fleet_results_free(results, n);
     return rc;
 }
 

@@ -43,7 +43,7 @@ static void append_reason(char *text, size_t *len, const char *name,
 static int refuse_too_few(const struct app *app, const struct fleet_stats *s, struct err *why)
 {
     struct fleet *f = upstreams_fleet(app->fleet->upstreams);
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     size_t len = 0;
     char text[WHY_ALL_MAX] = "";
     struct upstream_info info;
@@ -53,7 +53,6 @@ static int refuse_too_few(const struct app *app, const struct fleet_stats *s, st
         if (!upstream_is_removed(all->items[i]) && info.state != UPSTREAM_SERVING)
             append_reason(text, &len, upstream_name(all->items[i]), &info);
     }
-    upstream_list_unref(all);
     return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",
                    s->n_serving, s->n_upstreams, s->min_ready, text);
 }

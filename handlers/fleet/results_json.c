@@ -1,8 +1,11 @@
 /* What each engine replied, for the replies of operations on all of them. */
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_result.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
+#include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
+#include "handlers/reply.h"
 
 #include <stdio.h>
 
@@ -29,28 +32,62 @@ static json_t *no_result_json(const struct app *app, struct upstream *it)
 
 json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
 
-    for (size_t i = 0; i < all->n && list != NULL; i++) {
+    for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
         const struct fleet_result *s = NULL;
-        json_t *one;
 
         for (size_t k = 0; k < n; k++)
             if (results[k].upstream == it)
                 s = &results[k];
-        if (s == NULL && upstream_is_removed(it))
-            continue;
-        one = s == NULL ? no_result_json(app, it)
-                        : fleet_result_json(upstream_name(it),
-                                            s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
-                                            s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
-        if (json_array_append_new(list, one) != 0) {
-            json_decref(list);
-            list = NULL;
-        }
+        if (s != NULL)
+            list = json_list_append(list,
+                                    fleet_result_json(upstream_name(it), result_ok(s), s->status,
+                                                      s->why.code != ERR_NONE ? s->why.msg : NULL));
+        else if (!upstream_is_removed(it))
+            list = json_list_append(list, no_result_json(app, it));
     }
-    upstream_list_unref(all);
     return list;
+}
+
+int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
+                struct fleet_result *results, size_t n, struct err *e)
+{
+    json_t *list;
+
+    if (results == NULL || e->code != ERR_NONE) {
+        json_decref(reply);
+        reply = NULL;
+    }
+    if (results == NULL)
+        return -1;
+    list = fleet_results_json(app, results, n);
+    if (e->code != ERR_NONE) {
+        reply_error(x, e, json_pack("{s:o}", "upstreams", list));
+    } else {
+        if (json_object_set_new(reply, "upstreams", list) != 0) {
+            json_decref(reply);
+            reply = NULL;
+        }
+        reply_json(x, 200, reply);
+    }
+    fleet_results_free(results, n);
+    return 0;
+}
+
+int fleet_with_body(struct app *app, struct http_request *x, fleet_body_fn *act, struct err *e)
+{
+    struct api_object body = {0};
+    json_t *json;
+    int rc;
+
+    if (body_parse(&json, x, x->route, e) != 0)
+        return -1;
+    body.json = json;
+    rc = act(app, x, &body, e);
+    api_object_fini(&body);
+    json_decref(json);
+    return rc;
 }

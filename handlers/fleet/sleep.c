@@ -8,7 +8,6 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
-#include "handlers/reply.h"
 
 #include <string.h>
 
@@ -51,91 +50,65 @@ json_t *fleet_sleep_json(const struct app *app)
     return state_json(app->fleet->control);
 }
 
-/* @rc  of the operation, with e set if it failed. Frees the results. */
-static int sleep_reply(struct app *app, struct http_request *x, int rc, int level,
-                       struct fleet_result *results, size_t n, struct err *e)
+static int sleep_all(struct app *app, struct http_request *x, struct api_object *body,
+                     struct err *e)
 {
+    struct fleet_control *fc = app->fleet->control;
+    struct fleet_sleep_request req = {0};
+    struct fleet_result *results;
+    uint64_t level = 1;
     json_t *reply;
+    size_t n = 0;
+    int rc;
 
-    if (results == NULL)
+    if (body_u64(&level, body->json, "", "level", 1, 2, e) != 0 ||
+        tags_parse(&req, body->json, e) != 0 || fleet_op_lock(fc, x, "a sleep", e) != 0)
         return -1;
-    if (rc == 0) {
-        reply = state_json(app->fleet->control);
-        if (reply != NULL && level > 0)
-            (void)json_object_set_new(reply, "level", json_integer(level));
-        fleet_reply(app, x, reply, results, n);
-    } else {
-        fleet_reply_error(app, x, e, results, n);
-    }
-    fleet_results_free(results, n);
-    return 0;
+    req.level = (int)level;
+    fleet_begin_push(fc);
+    (void)fleet_sleep_all(fc, &req, body, &results, &n, e);
+    reply = state_json(fc);
+    (void)json_object_set_new(reply, "level", json_integer(req.level));
+    rc = fleet_reply(app, x, reply, results, n, e);
+    fleet_op_unlock(fc);
+    return rc;
 }
 
 int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_sleep_request req = {0};
-    struct api_object native = {0};
-    struct fleet_result *results;
-    uint64_t level = 1;
-    json_t *body;
-    size_t n = 0;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    native.json = body;
-    rc = body_u64(&level, body, "", "level", 1, 2, e);
-    req.level = (int)level;
-    if (rc == 0)
-        rc = tags_parse(&req, body, e);
-    if (rc == 0)
-        rc = fleet_op_lock(fc, x, "a sleep", e);
-    if (rc == 0) {
-        fleet_begin_push(fc);
-        rc = fleet_sleep_all(fc, &req, &native, &results, &n, e);
-        rc = sleep_reply(app, x, rc, req.level, results, n, e);
-        fleet_op_unlock(fc);
-    }
-    api_object_fini(&native);
-    json_decref(body);
-    return rc;
+    return fleet_with_body(app, x, sleep_all, e);
 }
 
 /* A trainer that wakes the KV cache is about to generate, so an open auto-commit update is
  * complete. */
-int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
+static int wake_all(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
     struct fleet_sleep_request req = {0};
-    struct api_object native = {0};
     struct fleet_result *results;
-    json_t *body;
     size_t n = 0;
     int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (tags_parse(&req, body->json, e) != 0)
         return -1;
-    native.json = body;
-    rc = tags_parse(&req, body, e);
-    if (rc == 0 && req.kv) {
+    if (req.kv) {
         rc = fleet_commit_open_update(fc, "", &s, e);
         fleet_unref(fc, s);
-        if (rc != 0 && e->code == ERR_NOT_HANDED_OVER) { /* it is committed: they may wake */
-            err_clear(e);
-            rc = 0;
-        }
+        if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)
+            return -1;
+        err_clear(e); /* it is committed: they may wake */
     }
-    if (rc == 0)
-        rc = fleet_op_lock(fc, x, "a wake", e);
-    if (rc == 0) {
-        fleet_begin_push(fc);
-        rc = fleet_wake_all(fc, &req, &native, &results, &n, e);
-        rc = sleep_reply(app, x, rc, 0, results, n, e);
-        fleet_op_unlock(fc);
-    }
-    api_object_fini(&native);
-    json_decref(body);
+    if (fleet_op_lock(fc, x, "a wake", e) != 0)
+        return -1;
+    fleet_begin_push(fc);
+    (void)fleet_wake_all(fc, &req, body, &results, &n, e);
+    rc = fleet_reply(app, x, state_json(fc), results, n, e);
+    fleet_op_unlock(fc);
     return rc;
+}
+
+int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, wake_all, e);
 }

@@ -50,13 +50,9 @@ static json_t *errors_json(const struct upstream_error *list, size_t n)
     json_t *all = json_array();
 
     for (size_t i = 0; i < n; i++)
-        if (json_array_append_new(
-                all, json_pack("{s:s, s:s, s:I}", "code", err_wire_name(list[i].why.code),
-                               "message", list[i].why.msg, "at", (json_int_t)list[i].wall_s)) !=
-            0) {
-            json_decref(all);
-            return NULL;
-        }
+        all = json_list_append(all, json_pack("{s:s, s:s, s:I}", "code",
+                                              err_wire_name(list[i].why.code), "message",
+                                              list[i].why.msg, "at", (json_int_t)list[i].wall_s));
     return all;
 }
 
@@ -96,9 +92,9 @@ static json_t *missing_adapters_json(struct fleet_control *fc, struct upstream *
     return list;
 }
 
-static json_t *bytes_json(const struct fleet_proof_info *p)
+static json_t *bytes_json(const struct fleet_prover *p)
 {
-    const struct proof_compared *c = &p->compared;
+    const struct proof_compared *c = &p->compared_bytes;
 
     if (!p->has_compared)
         return json_null();
@@ -107,7 +103,7 @@ static json_t *bytes_json(const struct fleet_proof_info *p)
                      (json_int_t)c->n_wrong);
 }
 
-static json_t *sums_json(const struct fleet_proof_info *p)
+static json_t *sums_json(const struct fleet_prover *p)
 {
     const struct proof_verdict *v = &p->sums_verdict;
 
@@ -121,7 +117,7 @@ static json_t *sums_json(const struct fleet_proof_info *p)
 /* What was found wrong is why an engine is fenced; of another fence nothing is proven. */
 static json_t *proof_json(struct fleet_control *fc, struct upstream *upstream, bool fenced)
 {
-    struct fleet_proof_info p;
+    struct fleet_prover p;
 
     if (!fleet_proof_get(fc, upstream, &p) || (fenced && p.state == PROOF_PROVEN))
         return json_null();
@@ -163,20 +159,16 @@ static bool is_listed(const struct upstream_info *info)
 
 static json_t *all_upstreams_json(const struct app *app)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
 
-    for (size_t i = 0; i < all->n && list != NULL; i++) {
-        struct upstream *it = all->items[i];
+    for (size_t i = 0; i < all->n; i++) {
         struct upstream_info info;
 
-        fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
-        if (!is_listed(&info) || json_array_append_new(list, fleet_upstream_json(app, it)) == 0)
-            continue;
-        json_decref(list);
-        list = NULL;
+        fleet_info(upstreams_fleet(app->fleet->upstreams), all->items[i], &info);
+        if (is_listed(&info))
+            list = json_list_append(list, fleet_upstream_json(app, all->items[i]));
     }
-    upstream_list_unref(all);
     return list;
 }
 
@@ -270,23 +262,19 @@ static json_t *handed_one_json(const char *name, const struct upstream_info *inf
 
 json_t *fleet_handed_json(const struct app *app, uint64_t serial)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
     struct handoff_info now;
 
     handoff_info_get(app->fleet->handoff, &now);
-    for (size_t i = 0; i < all->n && list != NULL; i++) {
+    for (size_t i = 0; i < all->n; i++) {
         struct upstream_info info;
 
         fleet_info(upstreams_fleet(app->fleet->upstreams), all->items[i], &info);
-        if (upstream_is_removed(all->items[i]) ||
-            json_array_append_new(list, handed_one_json(upstream_name(all->items[i]), &info,
-                                                        now.done >= serial)) == 0)
-            continue;
-        json_decref(list);
-        list = NULL;
+        if (!upstream_is_removed(all->items[i]))
+            list = json_list_append(
+                list, handed_one_json(upstream_name(all->items[i]), &info, now.done >= serial));
     }
-    upstream_list_unref(all);
     return list;
 }
 
@@ -405,23 +393,4 @@ int handle_upstreams(struct app *app, struct http_request *x, struct err *e)
     (void)x;
     return err_set(e, ERR_NO_UPSTREAMS, "",
                    "the server has an engine of its own: it was not started with --upstream");
-}
-
-int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e)
-{
-    const char *name = NULL;
-    struct upstream *it = NULL;
-    json_t *body;
-    int rc = -1;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    if (body_required(body, "", "upstream", e) == 0 &&
-        body_str(&name, body, "", "upstream", e) == 0)
-        rc = fleet_resync_one(app->fleet->control, x, name, &it, e);
-    json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, fleet_upstream_json(app, it));
-    upstream_unref(it);
-    return rc;
 }

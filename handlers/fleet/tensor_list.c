@@ -4,7 +4,6 @@
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 
 #include <string.h>
@@ -36,38 +35,22 @@ static int compare_ids(const struct fleet_result *results, size_t n, json_t **re
     return 0;
 }
 
-static int put_tensor_list(struct app *app, struct http_request *x, const json_t *body,
+static int put_tensor_list(struct app *app, struct http_request *x, struct api_object *body,
                            struct err *e)
 {
-    struct api_object native = {.json = body};
-    const struct api_args args = {.native = &native};
+    const struct api_args args = {.native = body};
     struct fleet_result *results = NULL;
     json_t *reply = NULL;
-    size_t n;
-    int rc = fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, &args, FLEET_CACHE_US,
-                               &results, &n, e);
+    size_t n = 0;
 
-    api_object_fini(&native);
-    if (rc != 0)
-        return -1;
-    if (fleet_results_ok(results, n, e) && compare_ids(results, n, &reply, e) == 0) {
-        fleet_reply(app, x, reply, results, n);
-    } else {
-        json_decref(reply);
-        fleet_reply_error(app, x, e, results, n);
-    }
-    fleet_results_free(results, n);
-    return 0;
+    if (fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, &args, FLEET_CACHE_US, &results,
+                          &n, e) == 0 &&
+        fleet_results_ok(results, n, e))
+        (void)compare_ids(results, n, &reply, e);
+    return fleet_reply(app, x, reply, results, n, e);
 }
 
 int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e)
 {
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = put_tensor_list(app, x, body, e);
-    json_decref(body);
-    return rc;
+    return fleet_with_body(app, x, put_tensor_list, e);
 }

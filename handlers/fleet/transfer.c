@@ -62,7 +62,7 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
 
 static json_t *ranks_json(struct app *app, struct fleet_group *g)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *ranks = json_array();
 
     for (size_t i = 0; i < all->n; i++) {
@@ -75,7 +75,6 @@ static json_t *ranks_json(struct app *app, struct fleet_group *g)
                                         json_pack("{s:I, s:s}", "rank", (json_int_t)(m->offset + r),
                                                   "upstream", upstream_name(it)));
     }
-    upstream_list_unref(all);
     return ranks;
 }
 
@@ -110,48 +109,29 @@ static void abort_previous(struct app *app, const struct route *route)
     fleet_unref(app->fleet->control, s);
 }
 
-/* @rc  of the operation, with e set if it failed. Frees the reply. */
-static int group_reply(struct app *app, struct http_request *x, int rc,
-                       struct fleet_group_reply *reply, struct err *e)
-{
-    if (reply->results == NULL)
-        return -1;
-    if (rc == 0)
-        fleet_reply(app, x, group_json(app), reply->results, reply->n);
-    else
-        fleet_reply_error(app, x, e, reply->results, reply->n);
-    fleet_group_reply_fini(reply);
-    return 0;
-}
-
-int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
+static int join(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_group_reply reply = {0};
     struct init_req req = {0};
-    struct api_object native = {0};
-    json_t *body;
     int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (init_parse(&req, app, body->json, e) != 0)
         return -1;
-    native.json = body;
-    rc = init_parse(&req, app, body, e);
     req.join.ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE;
-    if (rc == 0)
-        abort_previous(app, x->route);
-    if (rc == 0)
-        fleet_begin_push(fc);
-    if (rc == 0)
-        rc = fleet_op_lock(fc, x, "the start of a group", e);
-    if (rc == 0) {
-        rc = fleet_group_join(fc, &req.join, &native, &reply, e);
-        rc = group_reply(app, x, rc, &reply, e);
-        fleet_op_unlock(fc);
-    }
-    api_object_fini(&native);
-    json_decref(body);
+    abort_previous(app, x->route);
+    fleet_begin_push(fc);
+    if (fleet_op_lock(fc, x, "the start of a group", e) != 0)
+        return -1;
+    (void)fleet_group_join(fc, &req.join, body, &reply, e);
+    rc = fleet_reply(app, x, group_json(app), reply.results, reply.n, e);
+    fleet_op_unlock(fc);
     return rc;
+}
+
+int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, join, e);
 }
 
 int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct err *e)
@@ -176,8 +156,8 @@ int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
-        rc = fleet_group_leave(app->fleet->control, name, &reply, e);
-        rc = group_reply(app, x, rc, &reply, e);
+        (void)fleet_group_leave(app->fleet->control, name, &reply, e);
+        rc = fleet_reply(app, x, group_json(app), reply.results, reply.n, e);
         fleet_op_unlock(app->fleet->control);
     }
     json_decref(body);

@@ -47,7 +47,7 @@ int fleet_update_no_memory(struct err *e)
 /* start */
 
 /* @out  borrows from `body` */
-static int start_parse(struct fleet_update_request *out, json_t *body, struct err *e)
+static int start_parse(struct fleet_update_request *out, const json_t *body, struct err *e)
 {
     const char *label = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
@@ -82,45 +82,35 @@ static int start_session(struct app *app, const struct fleet_update_request *req
 
 /* Frees the replies. */
 static int refuse_start(struct app *app, struct http_request *x, struct fleet_results *replies,
-                        const struct err *e)
+                        struct err *e)
 {
-    if (replies->list != NULL)
-        fleet_reply_error(app, x, e, replies->list, replies->n);
-    else
+    if (fleet_reply(app, x, NULL, replies->list, replies->n, e) != 0)
         reply_error(x, e, NULL);
-    fleet_results_free(replies->list, replies->n);
     return 0;
 }
 
-int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
+static int start(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     const struct route *route = x->route;
     struct fleet_update_request req = {.x = x,
                                        .actor = x->actor,
+                                       .native = body,
                                        .anonymous = route->session != SESSION_NAMED,
                                        .convert = route_converts(route)};
     struct fleet_results replies = {0};
-    struct api_object native = {0};
     struct fleet_session *s;
-    json_t *body;
-    int rc;
+    int rc = start_parse(&req, body->json, e);
 
-    if (body_parse(&body, x, route, e) != 0)
-        return -1;
-    native.json = body;
-    req.native = &native;
-    rc = start_parse(&req, body, e);
     if (rc == 0 && req.anonymous)
         fleet_begin_push(app->fleet->control);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
-    api_object_fini(&native);
-    json_decref(body);
-    if (rc == 0)
-        rc = fleet_update_answer(app, x, s, 0, e);
-    else
-        rc = refuse_start(app, x, &replies, e);
-    return rc;
+    return rc == 0 ? fleet_update_answer(app, x, s, 0, e) : refuse_start(app, x, &replies, e);
+}
+
+int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, start, e);
 }
 
 /* tensors */

@@ -23,10 +23,11 @@ static int find_named(struct app *app, const json_t *body, struct fleet_session 
     return fleet_find_update(app->fleet->control, id, out, e);
 }
 
-static int finish_with_body(struct app *app, struct http_request *x, const json_t *body,
-                            bool commit, struct err *e)
+static int finish(struct app *app, struct http_request *x, struct api_object *in, struct err *e)
 {
     const struct route *route = x->route;
+    bool commit = route->operation == OPERATION_UPDATE_FINISH;
+    const json_t *body = in->json;
     struct fleet_session *s;
     const char *label = "";
     const json_t *sums = NULL;
@@ -49,26 +50,10 @@ static int finish_with_body(struct app *app, struct http_request *x, const json_
     return fleet_update_answer(app, x, s, rc, e);
 }
 
-static int finish_request(struct app *app, struct http_request *x, bool commit, struct err *e)
-{
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = finish_with_body(app, x, body, commit, e);
-    json_decref(body);
-    return rc;
-}
-
-int handle_fleet_update_verify(struct app *app, struct http_request *x, struct err *e)
-{
-    return finish_request(app, x, false, e);
-}
-
+/* Also verifies it without the end. */
 int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
 {
-    return finish_request(app, x, true, e);
+    return fleet_with_body(app, x, finish, e);
 }
 
 static int abort_update(struct app *app, struct http_request *x, struct fleet_session *s,
@@ -81,22 +66,21 @@ static int abort_update(struct app *app, struct http_request *x, struct fleet_se
     return fleet_update_answer(app, x, s, fleet_abort_update(app->fleet->control, s, &why, e), e);
 }
 
-int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
+static int abort_named(struct app *app, struct http_request *x, struct api_object *body,
+                       struct err *e)
 {
     const char *reason = "aborted by its owner";
     struct fleet_session *s;
-    json_t *body;
-    int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_str(&reason, body->json, "", "reason", e) != 0 ||
+        find_named(app, body->json, &s, e) != 0)
         return -1;
-    rc = body_str(&reason, body, "", "reason", e);
-    if (rc == 0)
-        rc = find_named(app, body, &s, e);
-    if (rc == 0)
-        rc = abort_update(app, x, s, reason, e);
-    json_decref(body);
-    return rc;
+    return abort_update(app, x, s, reason, e);
+}
+
+int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, abort_named, e);
 }
 
 int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
@@ -117,21 +101,19 @@ int handle_fleet_update_get(struct app *app, struct http_request *x, struct err 
     return fleet_update_answer(app, x, s, 0, e);
 }
 
-int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
+static int renew(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     struct fleet_session *s;
     uint64_t lease_s = 0;
-    json_t *body;
-    int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e);
-    if (rc == 0)
-        rc = find_named(app, body, &s, e);
-    json_decref(body);
-    if (rc != 0)
+    if (body_u64(&lease_s, body->json, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0 ||
+        find_named(app, body->json, &s, e) != 0)
         return -1;
     return fleet_update_answer(app, x, s, fleet_renew_update(app->fleet->control, s, lease_s, e),
                                e);
+}
+
+int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
+{
+    return fleet_with_body(app, x, renew, e);
 }

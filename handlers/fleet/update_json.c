@@ -51,23 +51,18 @@ static const char *absence_reason(const struct fleet_session *s)
 
 static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
 
-    for (size_t i = 0; i < all->n && list != NULL; i++) {
+    for (size_t i = 0; i < all->n; i++) {
         const struct fleet_part *p = part_of(s, all->items[i]);
+        const char *name = upstream_name(all->items[i]);
 
-        if (p == NULL && upstream_is_removed(all->items[i]))
-            continue;
-        if (json_array_append_new(list, p != NULL
-                                            ? part_json(s, p, upstream_name(all->items[i]))
-                                            : fleet_result_json(upstream_name(all->items[i]), false,
-                                                                0, absence_reason(s))) != 0) {
-            json_decref(list);
-            list = NULL;
-        }
+        if (p != NULL)
+            list = json_list_append(list, part_json(s, p, name));
+        else if (!upstream_is_removed(all->items[i]))
+            list = json_list_append(list, fleet_result_json(name, false, 0, absence_reason(s)));
     }
-    upstream_list_unref(all);
     return list;
 }
 

@@ -123,28 +123,23 @@ static void read_config(struct engine_config *out, const struct fleet_result *re
 json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
-    struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
+    upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
+    struct fleet_target targets[FLEET_MAX];
     struct engine_config *configs = calloc(FLEET_MAX, sizeof *configs);
     struct fleet_result *results = NULL;
     json_t *out = NULL;
-    size_t n = 0;
+    size_t n = fleet_reachable(fc, all, NULL, targets);
 
-    if (targets == NULL || configs == NULL) {
+    if (configs == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to the upstreams");
-    } else {
-        n = fleet_reachable(fc, all, NULL, targets);
-        if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
-            for (size_t i = 0; i < n; i++)
-                read_config(&configs[i], &results[i]);
-            out = common_json(configs, n, e);
-            for (size_t i = 0; i < n; i++)
-                json_decref(configs[i].config);
-            fleet_results_free(results, n);
-        }
+    else if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
+        for (size_t i = 0; i < n; i++)
+            read_config(&configs[i], &results[i]);
+        out = common_json(configs, n, e);
+        for (size_t i = 0; i < n; i++)
+            json_decref(configs[i].config);
+        fleet_results_free(results, n);
     }
-    upstream_list_unref(all);
-    free(targets);
     free(configs);
     return out;
 }

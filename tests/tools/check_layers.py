@@ -26,6 +26,7 @@ CIRCLES = {
 # Headers that are included from a folder before theirs in the row of fleet/: the control plane is one struct.
 INCLUDED_BEFORE = {
     ("fleet/calls/fleet_control.h", "fleet/proof/fleet_proof.h"),
+    ("fleet/calls/fleet_priv.h", "fleet/handoff/window_readers.h"),
     ("fleet/calls/fleet_priv.h", "fleet/proof/fleet_proof.h"),
     ("fleet/calls/fleet_priv.h", "fleet/update/fleet_coverage.h"),
     ("fleet/calls/fleet_priv.h", "fleet/update/fleet_session.h"),

@@ -1,6 +1,8 @@
 /* The prober reports replies of engines, and missing ones, to the fleet. */
 #include "fleet/members/prober.h"
 
+#include "fleet/members/fleet_priv.h"
+#include "fleet/members/upstream_config.h"
 #include "tests/unit/fleet/upstream_at.h"
 #include "tests/unit/fleet/upstream_peer.h"
 
@@ -15,39 +17,26 @@ struct world {
     struct http_client *client;
     struct fleet *fleet;
     struct prober *prober;
-    struct http_target targets[N];
-    enum upstream_kind dialects[N];
+    struct upstream_config configs[N];
 };
-
-static bool find_peer(void *arg, struct upstream *upstream, struct probe_peer *out)
-{
-    const struct world *w = arg;
-    size_t i = index_of(w->fleet, upstream);
-
-    if (i < N)
-        *out = (struct probe_peer){&w->targets[i], w->dialects[i]};
-    return i < N;
-}
 
 /* Everything but the loop's thread is started. */
 static void world_make(struct world *w, const char *const urls[N], unsigned generation_probe_every)
 {
     struct fleet_cfg fleet = {
         .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
-    struct prober_cfg cfg = {.find_peer = find_peer,
-                             .arg = w,
-                             .interval_us = 5 * MS,
+    struct prober_cfg cfg = {.interval_us = 5 * MS,
                              .timeout_us = 1000 * MS,
                              .generation_probe_every = generation_probe_every};
     struct err e = {0};
 
-    for (size_t i = 0; i < N; i++) {
-        w->targets[i] = (struct http_target){.url = urls[i]};
-        w->dialects[i] = UPSTREAM_BATON;
-    }
     assert_int_equal(loop_new(&w->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
     assert_int_equal(http_client_new(&w->client, w->loop, &e), 0);
     assert_int_equal(fleet_new(&w->fleet, &fleet, &e), 0);
+    for (size_t i = 0; i < N; i++) {
+        w->configs[i] = (struct upstream_config){.target.url = urls[i], .kind = UPSTREAM_BATON};
+        atomic_store(&engine_at(w->fleet, i)->config, &w->configs[i]);
+    }
     cfg.fleet = w->fleet;
     cfg.loop = w->loop;
     cfg.client = w->client;
