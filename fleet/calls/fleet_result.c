@@ -117,11 +117,11 @@ bool fleet_result_read_lost(struct fleet_result *result, const struct api_contex
 
 enum have_answer fleet_result_answer(const struct fleet_result *result)
 {
-    bool broke = result->outcome == FLEET_REFUSED && result->status >= 500;
-
     if (result_ok(result))
         return HAVE_GOOD;
-    return result->outcome == FLEET_UNKNOWN || broke ? HAVE_LOST : HAVE_REFUSED;
+    if (result->outcome == FLEET_REFUSED && result->status >= 500)
+        return HAVE_BROKE;
+    return result->outcome == FLEET_UNKNOWN ? HAVE_LOST : HAVE_REFUSED;
 }
 
 bool fleet_result_may_have_run(const struct fleet_result *result)

@@ -67,6 +67,8 @@ void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *ask
 
         if (!fleet_is_among(asked, n, u) && counts_as_missed(u, asleep))
             have_missed_sleep(&u->have, asleep);
+        else if (!asleep && u->have.sleep.weights != SLEEP_AWAKE) /* it failed to wake */
+            have_missed_wake(&u->have);
         else if (fleet_is_among(asked, n, u) && have_is_asleep(&u->have) == asleep)
             u->have.sleep.with_others = asleep;
     }

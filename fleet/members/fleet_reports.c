@@ -154,7 +154,7 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
 {
     if (f->updating || report->is_stale || u->update_id[0] == '\0' ||
         strcmp(report->update_id, u->update_id) != 0 || strcmp(report->label, f->label) != 0 ||
-        have_has_missed(&u->have))
+        have_has_missed(&u->have) || u->have.sleep.weights == SLEEP_UNKNOWN)
         return;
     have_version(&u->have, f->serial);
 }

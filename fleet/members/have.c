@@ -96,19 +96,18 @@ static bool end_call(struct engine_have *have, struct have_calls *calls, enum ha
     return same && !calls->overlap && answer != HAVE_LOST;
 }
 
-/* One that refuses to wake may sleep, whoever put it to sleep. */
 static enum sleep_fact sleep_answered(enum api_op op, enum sleep_fact before,
                                       enum have_answer answer)
 {
     if (answer == HAVE_GOOD)
         return op == API_SLEEP ? SLEEP_ASLEEP : SLEEP_AWAKE;
-    return op == API_WAKE && before == SLEEP_NOT_OURS ? SLEEP_UNKNOWN : before;
+    return before;
 }
 
 static void answer_own(struct engine_have *have, enum own_fact now,
                        const struct have_before *before, enum have_answer answer, bool same)
 {
-    if (same && answer != HAVE_LOST)
+    if (same && answer != HAVE_LOST && answer != HAVE_BROKE)
         have->own = answer == HAVE_GOOD ? now : before->own;
 }
 
@@ -133,7 +132,7 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
     switch (op) {
     case API_PAUSE:
     case API_RESUME:
-        if (!end_call(have, &have->gate_calls, answer, same))
+        if (!end_call(have, &have->gate_calls, answer, same) || answer == HAVE_BROKE)
             break;
         have->gate = answer == HAVE_REFUSED ? before->gate
                      : op == API_PAUSE      ? GATE_PAUSED
@@ -174,7 +173,7 @@ void have_missed_sleep(struct engine_have *have, bool asleep)
 {
     if (have->weights.fault == FAULT_NONE)
         have_fault(have, asleep ? FAULT_SLEEP_MISSED : FAULT_WAKE_MISSED);
-    if (!asleep)
+    if (!asleep && have->weights.fault != FAULT_SLEEP_MISSED) /* else it was never asked to sleep */
         have_missed_wake(have);
 }
 

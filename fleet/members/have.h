@@ -77,7 +77,8 @@ struct engine_have {
 };
 
 enum have_answer {
-    HAVE_LOST,    /* none came, or of an error of its own: it was executed, or not, or it will be */
+    HAVE_LOST,    /* none came: it was executed, or not, or it will be */
+    HAVE_BROKE,   /* an error of its own (5xx): a pause and an update may have been executed */
     HAVE_REFUSED, /* not executed, or not sent */
     HAVE_GOOD
 };

@@ -27,7 +27,7 @@ static void release_engines(struct fleet_session *s)
 
 void fleet_session_unref(struct fleet_session *s)
 {
-    if (s == NULL || --s->n_refs > 1 || (s->n_refs == 1 && fleet_session_is_open(s)))
+    if (s == NULL || --s->n_refs > (s->listed ? 1U : 0U))
         return;
     release_engines(s);
     if (s->n_refs > 0)

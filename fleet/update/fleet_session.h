@@ -68,6 +68,7 @@ struct fleet_session {
     struct api_object *report; /* one reference; the last description of its own update by a
                        two-phase engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;
+    bool listed; /* in fleet_control.ended, whose reference refers to no engine */
     struct fleet_part parts[];
 };
 

@@ -20,10 +20,12 @@ static bool may_be_asleep(const struct fleet_part *p, const void *arg)
             (w->kv && sleep_is_doubted(info.have.sleep.kv)));
 }
 
+/* One without a route to wake it was not put to sleep by one either. */
 static void on_woken(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
-    part_drop_failed(p, result);
+    if (fleet_result_may_have_run(result))
+        part_drop_failed(p, result);
 }
 
 /* A vLLM that gets the name of what is awake wakes nothing. */

@@ -268,9 +268,12 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
     if (fc->session == s) {
         if (fc->cut_off == fc->ended[FLEET_ENDED_SESSIONS_MAX - 1])
             fc->cut_off = NULL;
+        if (fc->ended[FLEET_ENDED_SESSIONS_MAX - 1] != NULL)
+            fc->ended[FLEET_ENDED_SESSIONS_MAX - 1]->listed = false;
         fleet_session_unref(fc->ended[FLEET_ENDED_SESSIONS_MAX - 1]);
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
+        s->listed = true;
         fc->session = NULL;
         fc->releasing = s;
     }

@@ -214,8 +214,16 @@ static void test_fleet_session_that_ended_lets_its_engines_go(void **state)
     assert_ptr_equal(s->parts[0].upstream, u);
     s->n_refs = 3;
     s->phase = UPDATE_ABORTED;
+    s->listed = true;
     fleet_session_unref(s);
     assert_false(upstream_is_idle(u));
+    s->n_refs = 3;
+    s->listed = false; /* the list is full of others: those that use it still need its engines */
+    fleet_session_unref(s);
+    fleet_session_unref(s);
+    assert_ptr_equal(s->parts[0].upstream, u);
+    s->n_refs = 2;
+    s->listed = true;
     fleet_session_unref(s);
     assert_null(s->parts[0].upstream);
     assert_true(upstream_is_idle(u));

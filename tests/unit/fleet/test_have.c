@@ -35,6 +35,9 @@ static void test_only_an_answer_makes_it_known(void **state)
     assert_int_equal(have.gate, GATE_PAUSED);
     ask(API_RESUME, HAVE_REFUSED);
     assert_int_equal(have.gate, GATE_PAUSED);
+    ask(API_RESUME, HAVE_BROKE);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_PAUSE, HAVE_GOOD);
     ask(API_RESUME, HAVE_LOST);
     assert_int_equal(have.gate, GATE_UNKNOWN);
     ask(API_RESUME, HAVE_REFUSED);
@@ -202,17 +205,20 @@ static void test_a_sleep_is_known_by_its_answer(void **state)
     assert_int_equal(have.weights.fault, FAULT_NONE);
 }
 
-/* An earlier server may have put it to sleep. */
-static void test_one_that_refuses_to_wake_or_misses_it_may_sleep(void **state)
+/* An earlier server may have put it to sleep; not if it was away for a sleep of this one. */
+static void test_one_that_misses_a_wake_may_sleep(void **state)
 {
     (void)state;
     change(API_WAKE, true, false, HAVE_REFUSED);
-    assert_sleep(SLEEP_UNKNOWN, SLEEP_NOT_OURS);
+    change(API_WAKE, true, false, HAVE_BROKE);
+    assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
     have_missed_sleep(&have, true);
-    assert_sleep(SLEEP_UNKNOWN, SLEEP_NOT_OURS);
+    have_missed_sleep(&have, false);
+    assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
+    assert_int_equal(have.weights.fault, FAULT_SLEEP_MISSED); /* the first one */
+    have_init(&have);
     have_missed_sleep(&have, false);
     assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
-    assert_int_equal(have.weights.fault, FAULT_SLEEP_MISSED); /* the first one */
     change(API_WAKE, true, true, HAVE_GOOD);
     have_missed_sleep(&have, false);
     assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE); /* it was woken since, and not put to sleep */
@@ -276,7 +282,7 @@ int main(void)
         cmocka_unit_test_setup(test_one_that_may_be_another_keeps_what_is_so_in_both, setup),
         cmocka_unit_test_setup(test_own_update_is_closed_only_by_an_answer, setup),
         cmocka_unit_test_setup(test_a_sleep_is_known_by_its_answer, setup),
-        cmocka_unit_test_setup(test_one_that_refuses_to_wake_or_misses_it_may_sleep, setup),
+        cmocka_unit_test_setup(test_one_that_misses_a_wake_may_sleep, setup),
         cmocka_unit_test_setup(test_another_process_is_awake_if_nothing_was_sent_to_it, setup),
         cmocka_unit_test_setup(test_a_fault_outlives_the_process, setup),
     };

@@ -1,5 +1,6 @@
 /* Why an engine is out of rotation: derived from every combination of what can be known of it, and
  * how each reason begins and ends. */
+#include "fleet/members/upstream_config.h"
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
 #define BIT(name) REASON_BIT(REASON_##name)
@@ -398,11 +399,16 @@ static void test_one_that_joins_after_a_wake_may_sleep(void **state)
 {
     for (int woken = 0; woken < 2; woken++) {
         struct fleet *f = fleet_in_rotation_of_2();
+        struct upstream_config vllm = {.kind = UPSTREAM_VLLM};
         enum sleep_fact fact = woken ? SLEEP_UNKNOWN : SLEEP_NOT_OURS;
 
         (void)state;
         miss(f, woken == 0);
         add_new(f, "u://c", NULL);
+        assert_int_equal(engine_at(f, 2)->have.sleep.weights, SLEEP_NOT_OURS);
+        atomic_store(&engine_at(f, 2)->config, &vllm); /* which an update wakes, if need be */
+        fleet_remove(f, engine_at(f, 2));
+        add_again(f, 2);
         assert_int_equal(engine_at(f, 2)->have.sleep.weights, fact);
         assert_int_equal(engine_at(f, 2)->have.sleep.kv, fact);
         fleet_free(f);
