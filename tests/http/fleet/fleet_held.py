@@ -5,6 +5,7 @@ Usage: as fleet_control.py, vllm or sglang.
 
 import os
 import signal
+import threading
 import time
 
 from fleet_control import BROADCAST, LABELS, WHICH, Fleet
@@ -80,8 +81,34 @@ def fenced_in_an_update():
         assert f.pauses()[0] and len(d.journal("resume")) == n, (f.pauses(), d.journal("resume"))
 
 
+def outlived():
+    """A request may hang for longer than its update is kept to be shown, which is until sixteen others have ended."""
+    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+        mine, d, said = begin(f), f.doubles[0], []
+        d.order("update", "hang", times=1)
+        t = threading.Thread(target=lambda: said.append(f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **mine))))
+        t.start()
+        d.wait("it hangs", lambda: d.journal("update"))
+        f.front.post("/v1/update_weights/abort", mine)
+        for _ in range(17):
+            f.front.post("/v1/update_weights/abort", {"update_id": f.front.post("/v1/update_weights/start", {})["update_id"]})
+        d.kill()  # its connections end
+        t.join()
+        assert said[0][0] == 409 and f.front.process.poll() is None, (said, f.front.process.poll())
+
+
+def without_a_wake():
+    """Engines that have no route for a wake are not asked for one before each update."""
+    with Fleet(*[WHICH] * 2) as f:
+        f.update_all()
+        for d in f.doubles:
+            d.order("wake", "status", status=404, times=0)
+        assert f.front.ask("POST", "/v1/wake", {})[0] >= 400
+        f.update_all()
+
+
 def main():
-    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update:
+    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived, without_a_wake:
         case()
 
 
