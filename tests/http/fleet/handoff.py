@@ -689,9 +689,10 @@ def proven(kind):
         return s.server.status()["stage"]["n_repairs"], s.server.get("/v1/upstreams")["n_serving"], states
 
     with Stage(kind, kind, min_ready=1) as s:
+        until(lambda: f"what they had is proven: {look()}", lambda: look() == (0, 2, ["proven", "proven"]))
         is_broken(2)  # each fault is asked for twice
         s.push("00100", "a")
-        until("it is repaired and proven", lambda: look() == (1, 2, ["proven", "proven"]))
+        until(lambda: f"it is repaired and proven: {look()}", lambda: look() == (1, 2, ["proven", "proven"]))
         s.has("00100", "a")
         rounds = s.taps[1].rounds
         is_broken(4)  # the repaired one is no better
