@@ -129,6 +129,12 @@ static inline bool sleep_is_doubted(enum sleep_fact fact)
     return fact == SLEEP_UNKNOWN || fact == SLEEP_ASLEEP;
 }
 
+/* have_may_be_paused - by this server: it is, or a pause or a resume has no answer yet. */
+static inline bool have_may_be_paused(const struct engine_have *have)
+{
+    return have->gate == GATE_PAUSED || have->gate == GATE_UNKNOWN;
+}
+
 /* have_is_asleep, have_may_sleep - wholly or in part. have_has_missed - a sleep or a wake, since
  * which its weights are not vouched for. have_is_broken - does it need a whole update? */
 static inline bool have_is_asleep(const struct engine_have *have)

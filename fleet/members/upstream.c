@@ -94,31 +94,21 @@ bool upstream_is_removed(const struct upstream *u)
     return atomic_load_explicit(&u->removed, memory_order_acquire);
 }
 
-enum gate_fact upstream_gate(const struct upstream *u)
+struct engine_have upstream_have(const struct upstream *u)
 {
-    enum gate_fact gate;
+    struct engine_have have;
 
     mtx_lock(&u->fleet->lock);
-    gate = u->have.gate;
+    have = u->have;
     mtx_unlock(&u->fleet->lock);
-    return gate;
+    return have;
 }
 
 bool upstream_may_be_paused(const struct upstream *u)
 {
-    enum gate_fact gate = upstream_gate(u);
+    struct engine_have have = upstream_have(u);
 
-    return gate == GATE_PAUSED || gate == GATE_UNKNOWN;
-}
-
-enum own_fact upstream_own(const struct upstream *u)
-{
-    enum own_fact own;
-
-    mtx_lock(&u->fleet->lock);
-    own = u->have.own;
-    mtx_unlock(&u->fleet->lock);
-    return own;
+    return have_may_be_paused(&have);
 }
 
 void upstream_note_closed(struct upstream *u)

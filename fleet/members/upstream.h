@@ -45,18 +45,14 @@ const struct upstream_caps *upstream_caps_of(const struct upstream *u);
 const struct http_target *upstream_target(const struct upstream *u);
 bool upstream_is_removed(const struct upstream *u);
 
-/* upstream_gate - is it paused by this server, as far as its answers say (fleet/members/have.h)?
- * upstream_may_be_paused - it is, or a request to pause or to resume it has no answer. Threads:
- * any.
- */
-enum gate_fact upstream_gate(const struct upstream *u);
+/* upstream_have - what is known of its process now; a copy. Threads: any.
+ * upstream_may_be_paused - as have_may_be_paused. */
+struct engine_have upstream_have(const struct upstream *u);
 bool upstream_may_be_paused(const struct upstream *u);
 
 bool upstream_is_fenced(const struct upstream *u); /* as in upstream_info */
 
-/* upstream_own - its own update, as far as answers say.
- * upstream_note_closed - it reports that none is open. Threads: any. */
-enum own_fact upstream_own(const struct upstream *u);
+/* upstream_note_closed - it reports that it keeps no update open. Threads: any. */
 void upstream_note_closed(struct upstream *u);
 
 /* upstream_set_control - what the control plane knows of it; freed with it. Before it is in a list

@@ -20,7 +20,7 @@ enum {
 
 static bool is_to_drain(const struct fleet_part *p)
 {
-    return !p->two_phase && !p->out && upstream_gate(p->upstream) != GATE_PAUSED;
+    return !p->two_phase && !p->out && upstream_have(p->upstream).gate != GATE_PAUSED;
 }
 
 static bool may_wait(struct fleet_control *fc, const struct fleet_session *s)

@@ -5,7 +5,7 @@
 static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->two_phase && upstream_own(p->upstream) != OWN_CLOSED;
+    return p->two_phase && upstream_have(p->upstream).own != OWN_CLOSED;
 }
 
 static bool has_named_update(const struct fleet_part *p, const void *arg)

@@ -21,7 +21,7 @@ static bool is_running(const struct fleet_part *p, const void *arg)
     const struct fleet_control *fc = arg;
 
     return !p->two_phase && !p->out && !fc->sleep.weights && !fc->sleep.kv &&
-           !(p->before == PART_WAS_IN_STEP && upstream_gate(p->upstream) == GATE_PAUSED);
+           !(p->before == PART_WAS_IN_STEP && upstream_have(p->upstream).gate == GATE_PAUSED);
 }
 
 /* A resume does not touch these engines any more once this has begun (prepare_begun). What need not

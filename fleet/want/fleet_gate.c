@@ -68,9 +68,8 @@ static enum step step_of_fenced(const struct fleet_control *fc, struct upstream 
                                 const struct upstream_info *info)
 {
     const struct fleet_gate *g = &fleet_engine(upstream)->gate;
-    bool was_running = info->have.gate == GATE_NOT_OURS || info->have.gate == GATE_RUNNING;
 
-    if (g->suspended || (was_running && is_held_by_client(info)))
+    if (g->suspended || (!have_may_be_paused(&info->have) && is_held_by_client(info)))
         return STEP_NONE;
     if (info->have.gate == GATE_PAUSED &&
         (pause_is_held(&fc->pause) || (g->for_fence && !was_resumed(upstream, info))))
@@ -84,9 +83,9 @@ static enum step step_of_removed(const struct fleet_control *fc, struct upstream
                                  const struct upstream_info *info)
 {
     const struct fleet_gate *g = &fleet_engine(upstream)->gate;
-    bool ours = info->have.gate == GATE_PAUSED || info->have.gate == GATE_UNKNOWN;
 
-    return ours && !pause_is_held(&fc->pause) && (!info->fenced || g->for_fence) && !g->told
+    return have_may_be_paused(&info->have) && !pause_is_held(&fc->pause) &&
+                   (!info->fenced || g->for_fence) && !g->told
                ? STEP_RESUME
                : STEP_NONE;
 }
@@ -98,9 +97,7 @@ static enum step step_of_other(const struct fleet_control *fc, const struct upst
 
     if (pause_is_held(&fc->pause))
         return info->have.gate == GATE_PAUSED ? STEP_NONE : STEP_PAUSE;
-    return info->have.gate == GATE_PAUSED || info->have.gate == GATE_UNKNOWN || by_earlier
-               ? STEP_RESUME
-               : STEP_NONE;
+    return have_may_be_paused(&info->have) || by_earlier ? STEP_RESUME : STEP_NONE;
 }
 
 /* An update pauses and resumes by itself the engines that take part in it. One that sleeps is
@@ -367,8 +364,7 @@ void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, boo
     mtx_lock(&fc->lock);
     fleet_engine(upstream)->gate.suspended = on && fc->cfg.pause_fenced;
     mtx_unlock(&fc->lock);
-    if (!on || info.have.gate == GATE_RUNNING || info.have.gate == GATE_NOT_OURS ||
-        !fleet_pause_lock_unless_pausing(fc, "a resync"))
+    if (!on || !have_may_be_paused(&info.have) || !fleet_pause_lock_unless_pausing(fc, "a resync"))
         return;
     if (!fleet_is_paused(fc)) /* by a trainer, meanwhile */
         send_step(fc, STEP_RESUME, &target, 1);
