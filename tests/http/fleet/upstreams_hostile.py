@@ -6,12 +6,13 @@ Usage: upstreams_hostile.py BATON FAKE_ENGINE MODEL WORK [NAME ...]
 
 import contextlib
 import http.client
+import json
 import socket
 import threading
 import time
 
 from fake_engine_world import Double, completion
-from fleet_world import Server, until
+from fleet_world import PROBE, Server, until
 from upstreams_world import BATON, ENGINE, LOG, becomes, check, run, same, state_of
 
 SOON_S = 20
@@ -54,7 +55,7 @@ class Hostile:
     """In front of a double: what `hits` says yes to gets `answer`, and everything else the double's own."""
 
     def __init__(self, d):
-        self.double, self.answer, self.hits = d, b"", lambda line: False
+        self.double, self.answer, self.hits = d, b"", lambda *_: False
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -63,7 +64,7 @@ class Hostile:
     def answering(self, answer, hits):
         self.answer, self.hits = answer, hits
         yield
-        self.hits = lambda line: False
+        self.hits = lambda *_: False
 
     def _accept(self):
         with contextlib.suppress(OSError):
@@ -73,7 +74,7 @@ class Hostile:
     def _serve(self, client):
         with contextlib.suppress(OSError), contextlib.closing(client):
             request = self._read(client)
-            if self.hits(request.split(b"\r\n")[0]):
+            if self.hits(request.partition(b"\r\n")[0], request.partition(b"\r\n\r\n")[2]):
                 for piece in self.answer if isinstance(self.answer, list) else [self.answer]:
                     client.sendall(piece)
                 client.shutdown(socket.SHUT_WR)
@@ -103,11 +104,12 @@ class Hostile:
                 client.sendall(piece)
 
 
-def is_data(line):
-    return b"/v1/completions" in line
+def is_data(line, body):
+    """Of a client: the server's own may come at any time after the engine has returned."""
+    return b"/v1/completions" in line and json.loads(body)["prompt"] != PROBE
 
 
-def is_question(line):
+def is_question(line, _):
     return line.startswith(b"GET")
 
 
@@ -153,7 +155,7 @@ def one(s, h, what, answer, dialect):
             same(said, "cut", what)
         else:
             blames(said, what, h)
-    with h.answering(answer, lambda line: PAUSE[dialect] in line):
+    with h.answering(answer, lambda line, _: PAUSE[dialect] in line):
         said = timed(lambda: s.ask("POST", "/v1/pause", {"mode": "keep", "timeout_s": 5}), what)
         blames(said, what, h)
     s.post("/v1/resume")
@@ -188,14 +190,14 @@ def closed_at_each_byte():
 
 def a_head_that_stops():
     """It is cut once probes show that the upstream does not answer."""
-    def stop(line):
+    def stop(*_):
         time.sleep(5)
         return True
 
     with world("vllm") as (s, h):
         h.answer, h.hits = GOOD, stop
         blames(timed(lambda: generate(s), "stops"), "stops", h)
-        h.hits = lambda line: False
+        h.hits = lambda *_: False
         becomes(s, h.url, "serving")
 
 
