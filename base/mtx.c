@@ -86,6 +86,9 @@ void cnd_init(struct cnd *c)
     assert(rc == 0);
     (void)rc;
     (void)pthread_condattr_destroy(&attr);
+    atomic_init(&c->n_waiters, 0);
+    c->first = NULL;
+    c->tail = &c->first;
 }
 
 void cnd_fini(struct cnd *c)
@@ -96,22 +99,110 @@ void cnd_fini(struct cnd *c)
     (void)rc;
 }
 
+/* jobs that wait without a thread */
+
+/* One lock for the lists of all conditions: few jobs wait. It is held while one is woken, so that a
+ * job whose deadline comes at the same moment does not go on, and end, before that. */
+static pthread_mutex_t waiters_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local const struct waiting *waiting;
+
+void cnd_set_waiting(const struct waiting *how)
+{
+    waiting = how;
+}
+
+static void link_waiter(struct cnd *c, struct waiter *w)
+{
+    (void)pthread_mutex_lock(&waiters_lock);
+    w->next = NULL;
+    w->prev_next = c->tail;
+    *c->tail = w;
+    c->tail = &w->next;
+    (void)atomic_fetch_add(&c->n_waiters, 1);
+    (void)pthread_mutex_unlock(&waiters_lock);
+}
+
+static void unlink_locked(struct cnd *c, struct waiter *w)
+{
+    *w->prev_next = w->next;
+    if (w->next != NULL)
+        w->next->prev_next = w->prev_next;
+    else
+        c->tail = w->prev_next;
+    w->prev_next = NULL;
+    (void)atomic_fetch_sub(&c->n_waiters, 1);
+}
+
+/* Returns: was it woken? */
+static bool unlink_waiter(struct cnd *c, struct waiter *w)
+{
+    bool woken;
+
+    (void)pthread_mutex_lock(&waiters_lock);
+    woken = w->prev_next == NULL;
+    if (!woken)
+        unlink_locked(c, w);
+    (void)pthread_mutex_unlock(&waiters_lock);
+    return woken;
+}
+
+/* Returns: was there one? */
+static bool wake_waiters(struct cnd *c, bool all)
+{
+    bool any = false;
+
+    (void)pthread_mutex_lock(&waiters_lock);
+    while (c->first != NULL && (all || !any)) {
+        struct waiter *w = c->first;
+
+        unlink_locked(c, w);
+        w->wake(w);
+        any = true;
+    }
+    (void)pthread_mutex_unlock(&waiters_lock);
+    return any;
+}
+
+/* A waiter is in the list before it releases the mutex under which the condition is changed. */
+static bool has_waiters(struct cnd *c)
+{
+    return atomic_load_explicit(&c->n_waiters, memory_order_relaxed) > 0;
+}
+
+static bool wait_without_thread(struct cnd *c, struct mtx *m, struct waiter *w,
+                                uint64_t deadline_us)
+{
+    bool woken;
+
+    link_waiter(c, w);
+    mtx_unlock(m);
+    mtx_assert_none();
+    waiting->wait(waiting->arg, w, deadline_us);
+    woken = unlink_waiter(c, w);
+    mtx_lock(m);
+    return woken;
+}
+
+/* waiting */
+
 void cnd_signal(struct cnd *c)
 {
-    (void)pthread_cond_signal(&c->c);
+    if (!has_waiters(c) || !wake_waiters(c, false))
+        (void)pthread_cond_signal(&c->c);
 }
 
 void cnd_broadcast(struct cnd *c)
 {
+    if (has_waiters(c))
+        (void)wake_waiters(c, true);
     (void)pthread_cond_broadcast(&c->c);
 }
 
-bool cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
+static bool wait_as_thread(struct cnd *c, struct mtx *m, uint64_t deadline_us)
 {
     struct timespec ts;
     int rc;
 
-    mtx_assert_held(m);
     if (deadline_us == CLOCK_NEVER) {
         rc = pthread_cond_wait(&c->c, &m->m);
         assert(rc == 0);
@@ -122,4 +213,13 @@ bool cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
     rc = pthread_cond_timedwait(&c->c, &m->m, &ts);
     assert(rc == 0 || rc == ETIMEDOUT);
     return rc == 0;
+}
+
+bool cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
+{
+    struct waiter *w = waiting != NULL ? waiting->begin(waiting->arg) : NULL;
+
+    mtx_assert_held(m);
+    return w != NULL ? wait_without_thread(c, m, w, deadline_us)
+                     : wait_as_thread(c, m, deadline_us);
 }

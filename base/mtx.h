@@ -7,6 +7,7 @@
 #define BATON_BASE_MTX_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,12 +23,12 @@ enum mtx_rank {
     MTX_ADMISSION = 50,    /* control/admission: permits and FIFO; fleet/members: which serve */
     MTX_ENGINE = 60,       /* engine/scheduler: inbox of the step loop */
     MTX_ADAPTERS = 65,     /* engine/lora: which adapters there are, what uses them */
-    MTX_WORKERS = 70,      /* base/workers: job queue */
     MTX_LOOP = 75,         /* base/loop: posted functions */
     MTX_COMPUTE = 80,      /* engine/kernels: compute pool */
     MTX_LEAF = 85,         /* takes nothing else, calls nothing else */
     MTX_EVENTS = 88,       /* base/events: the ring of state changes */
-    MTX_LOG = 90
+    MTX_LOG = 90,
+    MTX_WORKERS = 95 /* base/workers: job queue; it is taken to wake a job, whatever is held */
 };
 
 struct mtx {
@@ -35,8 +36,24 @@ struct mtx {
     enum mtx_rank rank;
 };
 
+/* A job that waits for a condition, and holds no thread meanwhile (base/workers.h). */
+struct waiter {
+    void (*wake)(struct waiter *w); /* the condition was signalled. Any thread; must not block */
+
+    struct waiter *next, **prev_next; /* of the condition; prev_next is NULL while in no list */
+};
+
+/* How the jobs of one thread wait without it. */
+struct waiting {
+    struct waiter *(*begin)(void *arg); /* a job is about to wait. NULL: it keeps the thread */
+    void (*wait)(void *arg, struct waiter *w, uint64_t deadline_us); /* until woken, or then */
+    void *arg;
+};
+
 struct cnd {
     pthread_cond_t c;
+    atomic_uint n_waiters;
+    struct waiter *first, **tail; /* guarded by a lock of mtx.c; the longest first */
 };
 
 /* mtx_init - Threads: before any other use. Cannot fail. */
@@ -60,5 +77,9 @@ void cnd_broadcast(struct cnd *c);
  * @deadline_us  of base/clock.h; CLOCK_NEVER waits without one
  * Returns: false when the deadline passed, true otherwise. */
 bool cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us);
+
+/* cnd_set_waiting - from now on cnd_wait on this thread waits so. NULL: it blocks the thread.
+ * @how  borrowed until the next call */
+void cnd_set_waiting(const struct waiting *how);
 
 #endif

@@ -1,11 +1,18 @@
-/* A fixed pool of threads with two FIFO lanes. */
+/* A fixed pool of threads with two FIFO lanes.
+ *
+ * A thread has several stacks, and on each of them the loop that takes jobs (run_jobs). A job that
+ * waits leaves its stack as it is, and the thread goes on with the loop on another one; so a job
+ * that does not wait costs nothing more. Rejected: jobs as chains of callbacks, which turn what
+ * happens one after the other into many functions, each of which may be the last. */
 #include "base/workers.h"
 
 #include "base/clock.h"
 #include "base/mtx.h"
+#include "base/stack.h"
 
 #include <assert.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,18 +25,50 @@ struct lane {
     size_t n;
 };
 
+struct thread;
+
+/* A stack of a thread: it runs, or its job waits, or it is spare. */
+struct place {
+    struct waiter waiter; /* of the job that waits here; the first member */
+    struct thread *thread;
+    struct stack *stack; /* owned; NULL: there was no memory for that of the thread */
+    void *local;         /* of the job here */
+    uint64_t deadline_us;
+    bool woken;         /* guarded by the pool's lock, and so is the next one */
+    struct place *next; /* in a list of the thread */
+};
+
+/* Of the thread itself, but for what a line says. */
+struct thread {
+    struct workers *pool; /* immutable */
+    pthread_t id;         /* of the pool's owner */
+    struct cnd wakeup;    /* there is something to do */
+    bool sleeps;          /* guarded by the pool's lock, and so are the next two */
+    size_t n_waiting;
+    struct place *waiting;
+
+    struct place home, *now; /* on the thread's own stack; the one that runs */
+    struct place *spare;
+    struct waiting how; /* its jobs wait */
+    bool ending;
+};
+
 struct workers {
-    struct mtx lock; /* rank MTX_WORKERS; guards down to the blank line */
-    struct cnd posted;
+    struct mtx lock;      /* rank MTX_WORKERS; guards down to the blank line */
     struct lane lanes[2]; /* by enum workers_lane */
     bool stopping;
     size_t n_alive; /* threads that will look for a job once more */
+    size_t n_waiting;
 
-    size_t n_queue_max;          /* immutable */
-    char name[WORKERS_NAME_MAX]; /* immutable */
-    size_t n_threads;            /* owner's thread only */
-    pthread_t *threads;          /* owned; owner's thread only */
+    size_t n_queue_max, n_waiting_max; /* immutable */
+    char name[WORKERS_NAME_MAX];       /* immutable */
+    size_t n_threads;                  /* immutable, and so is the next one */
+    struct thread *threads;            /* owned; [n_threads] */
+    size_t n_started;                  /* owner's thread only */
 };
+
+static _Thread_local struct thread *own;
+static _Thread_local void *own_local; /* of a thread that is in no pool */
 
 static void lane_put(struct lane *l, struct job *job)
 {
@@ -52,36 +91,265 @@ static struct job *lane_take(struct lane *l)
     return job;
 }
 
-/* The next job, or NULL if the pool stops and the queues are empty. */
-static struct job *next_job(struct workers *w)
+/* A job that was woken, or whose deadline is over. */
+static struct place *take_woken_locked(struct thread *t)
 {
+    uint64_t now_us = t->waiting != NULL ? clock_now_us() : 0;
+
+    for (struct place **at = &t->waiting; *at != NULL; at = &(*at)->next) {
+        struct place *p = *at;
+
+        if (!p->woken && p->deadline_us > now_us)
+            continue;
+        *at = p->next;
+        t->n_waiting--;
+        t->pool->n_waiting--;
+        return p;
+    }
+    return NULL;
+}
+
+static struct job *take_job_locked(struct workers *w)
+{
+    struct job *job = lane_take(&w->lanes[WORKERS_URGENT]);
+
+    if (job == NULL && (w->n_waiting_max == 0 || w->n_waiting < w->n_waiting_max))
+        job = lane_take(&w->lanes[WORKERS_NORMAL]);
+    return job;
+}
+
+static uint64_t first_deadline_locked(const struct thread *t)
+{
+    uint64_t first_us = CLOCK_NEVER;
+
+    for (const struct place *p = t->waiting; p != NULL; p = p->next)
+        if (p->deadline_us < first_us)
+            first_us = p->deadline_us;
+    return first_us;
+}
+
+static void wake_thread_locked(struct thread *t)
+{
+    t->sleeps = false;
+    cnd_signal(&t->wakeup);
+}
+
+/* That with the fewest jobs that wait: what it takes next may keep them waiting. */
+static void wake_any_locked(struct workers *w)
+{
+    struct thread *best = NULL;
+
+    for (size_t i = 0; i < w->n_threads; i++) {
+        struct thread *t = &w->threads[i];
+
+        if (t->sleeps && (best == NULL || t->n_waiting < best->n_waiting))
+            best = t;
+    }
+    if (best != NULL)
+        wake_thread_locked(best);
+}
+
+/* What a thread does next: it goes on with `place`, or begins `job`. */
+struct work {
+    struct place *place;
     struct job *job;
+};
+
+/* Returns: false if the pool stops, and there is nothing left to do. */
+static bool next_work(struct thread *t, struct work *out)
+{
+    struct workers *w = t->pool;
+    bool any = true;
 
     mtx_lock(&w->lock);
     for (;;) {
-        job = lane_take(&w->lanes[WORKERS_URGENT]);
-        if (job == NULL)
-            job = lane_take(&w->lanes[WORKERS_NORMAL]);
-        if (job != NULL || w->stopping)
+        *out = (struct work){.place = take_woken_locked(t)};
+        if (out->place == NULL)
+            out->job = take_job_locked(w);
+        else if (w->lanes[WORKERS_NORMAL].n > 0) /* which it may have kept in there */
+            wake_any_locked(w);
+        any = out->place != NULL || out->job != NULL;
+        if (any || (w->stopping && t->waiting == NULL))
             break;
-        (void)cnd_wait(&w->posted, &w->lock, CLOCK_NEVER);
+        t->sleeps = true;
+        (void)cnd_wait(&t->wakeup, &w->lock, first_deadline_locked(t));
+        t->sleeps = false;
     }
-    if (job == NULL)
+    if (!any)
         w->n_alive--;
     mtx_unlock(&w->lock);
-    return job;
+    return any;
+}
+
+/* jobs that wait */
+
+static void change_place(struct thread *t, struct place *to)
+{
+    struct place *from = t->now;
+
+    t->now = to;
+    stack_change(from->stack, to->stack);
+}
+
+static void run_jobs(struct thread *t);
+
+/* The first time that a thread changes to a place. */
+static struct stack *run_place(void *arg)
+{
+    struct thread *t = arg;
+
+    run_jobs(t);
+    t->now = &t->home;
+    return t->home.stack;
+}
+
+static bool add_spare(struct thread *t)
+{
+    struct place *p = t->home.stack != NULL ? calloc(1, sizeof *p) : NULL;
+
+    if (p != NULL)
+        p->stack = stack_new(WORKERS_STACK_NBYTES, run_place, t);
+    if (p == NULL || p->stack == NULL) {
+        free(p);
+        return false;
+    }
+    p->thread = t;
+    t->spare = p;
+    return true;
+}
+
+static void on_wake(struct waiter *waiter)
+{
+    struct place *p = (struct place *)waiter;
+    struct thread *t = p->thread;
+
+    mtx_lock(&t->pool->lock);
+    p->woken = true;
+    if (t->sleeps)
+        wake_thread_locked(t);
+    mtx_unlock(&t->pool->lock);
+}
+
+/* Without memory for a spare stack a job keeps its thread. */
+static struct waiter *wait_begin(void *arg)
+{
+    struct thread *t = arg;
+
+    if (t->spare == NULL && !add_spare(t))
+        return NULL;
+    t->now->waiter = (struct waiter){.wake = on_wake};
+    t->now->woken = false;
+    return &t->now->waiter;
+}
+
+static void wait_here(void *arg, struct waiter *waiter, uint64_t deadline_us)
+{
+    struct thread *t = arg;
+    struct place *p = (struct place *)waiter, *spare = t->spare;
+
+    p->deadline_us = deadline_us;
+    mtx_lock(&t->pool->lock);
+    p->next = t->waiting;
+    t->waiting = p;
+    t->n_waiting++;
+    t->pool->n_waiting++;
+    mtx_unlock(&t->pool->lock);
+    t->spare = spare->next;
+    cnd_set_waiting(NULL);
+    change_place(t, spare);
+    cnd_set_waiting(&t->how);
+}
+
+/* threads */
+
+static void run_job(struct thread *t, struct job *job)
+{
+    t->now->local = NULL;
+    cnd_set_waiting(t->pool->n_waiting_max > 0 ? &t->how : NULL);
+    job->run(job->arg);
+    cnd_set_waiting(NULL);
+    mtx_assert_none();
+}
+
+static void leave_place(struct thread *t, struct place *to)
+{
+    t->now->next = t->spare;
+    t->spare = t->now;
+    change_place(t, to);
+}
+
+static void unlink_spare(struct thread *t, const struct place *p)
+{
+    struct place **at = &t->spare;
+
+    while (*at != p)
+        at = &(*at)->next;
+    *at = p->next;
+}
+
+/* On each stack of a thread. Returns when the thread ends. */
+static void run_jobs(struct thread *t)
+{
+    struct work work;
+
+    while (!t->ending && next_work(t, &work)) {
+        if (work.place != NULL)
+            leave_place(t, work.place);
+        else
+            run_job(t, work.job);
+    }
+    if (t->ending)
+        return;
+    t->ending = true;
+    if (t->now != &t->home) {
+        unlink_spare(t, &t->home);
+        leave_place(t, &t->home);
+    }
+}
+
+/* Each ends on its own stack. */
+static void end_spare(struct thread *t)
+{
+    while (t->spare != NULL) {
+        struct place *p = t->spare;
+
+        t->spare = p->next;
+        change_place(t, p);
+        stack_free(p->stack);
+        free(p);
+    }
 }
 
 static void *worker_main(void *arg)
 {
-    struct workers *w = arg;
-    struct job *job;
+    struct thread *t = arg;
 
-    while ((job = next_job(w)) != NULL) {
-        job->run(job->arg);
-        mtx_assert_none();
-    }
+    own = t;
+    if (t->pool->n_waiting_max > 0)
+        t->home.stack = stack_of_thread();
+    run_jobs(t);
+    end_spare(t);
+    stack_free(t->home.stack);
     return NULL;
+}
+
+const void *workers_self(void)
+{
+    return own != NULL ? (const void *)own->now : &own;
+}
+
+void **workers_local(void)
+{
+    return own != NULL ? &own->now->local : &own_local;
+}
+
+static void thread_init(struct workers *w, struct thread *t)
+{
+    cnd_init(&t->wakeup);
+    t->pool = w;
+    t->home.thread = t;
+    t->now = &t->home;
+    t->how = (struct waiting){.begin = wait_begin, .wait = wait_here, .arg = t};
 }
 
 static int start_thread(struct workers *w, size_t i, struct err *e)
@@ -92,12 +360,12 @@ static int start_thread(struct workers *w, size_t i, struct err *e)
 
     (void)pthread_attr_init(&attr);
     (void)pthread_attr_setstacksize(&attr, WORKERS_STACK_NBYTES);
-    rc = pthread_create(&w->threads[i], &attr, worker_main, w);
+    rc = pthread_create(&w->threads[i].id, &attr, worker_main, &w->threads[i]);
     (void)pthread_attr_destroy(&attr);
     if (rc != 0)
         return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a %s thread", w->name);
     (void)snprintf(name, sizeof name, "%.11s/%zu", w->name, i % 1000);
-    (void)pthread_setname_np(w->threads[i], name);
+    (void)pthread_setname_np(w->threads[i].id, name);
     return 0;
 }
 
@@ -106,22 +374,23 @@ int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err 
     struct workers *w = calloc(1, sizeof *w);
 
     assert(cfg->n_threads >= 1);
-    if (w == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the %s threads", cfg->name);
-    w->threads = calloc(cfg->n_threads, sizeof *w->threads);
-    if (w->threads == NULL) {
+    if (w != NULL)
+        w->threads = calloc(cfg->n_threads, sizeof *w->threads);
+    if (w == NULL || w->threads == NULL) {
         free(w);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the %s threads", cfg->name);
     }
     mtx_init(&w->lock, MTX_WORKERS);
-    cnd_init(&w->posted);
     for (int lane = 0; lane < 2; lane++)
         w->lanes[lane].tail = &w->lanes[lane].head;
     w->n_queue_max = cfg->n_queue_max;
+    w->n_waiting_max = cfg->n_waiting_max;
     (void)snprintf(w->name, sizeof w->name, "%s", cfg->name);
-    w->n_alive = cfg->n_threads;
-    for (; w->n_threads < cfg->n_threads; w->n_threads++) {
-        if (start_thread(w, w->n_threads, e) != 0) {
+    w->n_alive = w->n_threads = cfg->n_threads;
+    for (size_t i = 0; i < w->n_threads; i++)
+        thread_init(w, &w->threads[i]);
+    for (; w->n_started < w->n_threads; w->n_started++) {
+        if (start_thread(w, w->n_started, e) != 0) {
             workers_free(w);
             return -1;
         }
@@ -134,10 +403,11 @@ void workers_stop(struct workers *w)
 {
     mtx_lock(&w->lock);
     w->stopping = true;
-    cnd_broadcast(&w->posted);
+    for (size_t i = 0; i < w->n_threads; i++)
+        wake_thread_locked(&w->threads[i]);
     mtx_unlock(&w->lock);
-    for (; w->n_threads > 0; w->n_threads--)
-        (void)pthread_join(w->threads[w->n_threads - 1], NULL);
+    for (; w->n_started > 0; w->n_started--)
+        (void)pthread_join(w->threads[w->n_started - 1].id, NULL);
 }
 
 void workers_free(struct workers *w)
@@ -145,7 +415,8 @@ void workers_free(struct workers *w)
     if (w == NULL)
         return;
     workers_stop(w);
-    cnd_fini(&w->posted);
+    for (size_t i = 0; i < w->n_threads; i++)
+        cnd_fini(&w->threads[i].wakeup);
     mtx_fini(&w->lock);
     free(w->threads);
     free(w);
@@ -163,7 +434,7 @@ int workers_post(struct workers *w, struct job *job, enum workers_lane lane, str
                      w->lanes[lane].n);
     } else {
         lane_put(&w->lanes[lane], job);
-        cnd_signal(&w->posted);
+        wake_any_locked(w);
     }
     mtx_unlock(&w->lock);
     return rc;
@@ -175,6 +446,16 @@ size_t workers_queued(struct workers *w)
 
     mtx_lock(&w->lock);
     n = w->lanes[WORKERS_NORMAL].n + w->lanes[WORKERS_URGENT].n;
+    mtx_unlock(&w->lock);
+    return n;
+}
+
+size_t workers_waiting(struct workers *w)
+{
+    size_t n;
+
+    mtx_lock(&w->lock);
+    n = w->n_waiting;
     mtx_unlock(&w->lock);
     return n;
 }

@@ -1,7 +1,11 @@
-/* A fixed pool of threads with two bounded FIFO lanes.
+/* A fixed pool of threads with two FIFO lanes, of which one is bounded.
  *
  * The urgent lane is served first; it is for work that an already admitted request waits for. Jobs
- * are embedded in their owners, so posting cannot fail for lack of memory. */
+ * are embedded in their owners, so posting cannot fail for lack of memory.
+ *
+ * In a pool with n_waiting_max a job that waits (cnd_wait) holds no thread: its stack is left, its
+ * thread takes other jobs, and goes on with it when it was woken. It is always the same thread;
+ * thread-local variables may be changed by the jobs that ran meanwhile. */
 #ifndef BATON_BASE_WORKERS_H
 #define BATON_BASE_WORKERS_H
 
@@ -21,9 +25,11 @@ struct job {
 enum workers_lane { WORKERS_NORMAL, WORKERS_URGENT };
 
 struct workers_cfg {
-    const char *name;   /* thread names: "<name>/<i>", cut at 15 bytes */
-    size_t n_threads;   /* >= 1 */
-    size_t n_queue_max; /* bound of the normal lane; the urgent lane has none of its own */
+    const char *name;     /* thread names: "<name>/<i>", cut at 15 bytes */
+    size_t n_threads;     /* >= 1 */
+    size_t n_queue_max;   /* bound of the normal lane; the urgent lane has none of its own */
+    size_t n_waiting_max; /* while more jobs wait without a thread, those of the normal lane stay in
+                             it; 0: a job that waits keeps its thread */
 };
 
 /* workers_new - start the threads (stack 1 MiB or more: jansson recurses).
@@ -44,7 +50,15 @@ void workers_free(struct workers *w); /* stops first; accepts NULL */
  *          After an error the job was not queued and will not run. */
 int workers_post(struct workers *w, struct job *job, enum workers_lane lane, struct err *e);
 
-/* workers_queued - jobs waiting in both lanes, for gauges. */
+/* workers_queued - jobs in both lanes, for gauges. workers_waiting - jobs that wait without a
+ * thread. */
 size_t workers_queued(struct workers *w);
+size_t workers_waiting(struct workers *w);
+
+/* workers_self - what identifies the job that runs now, or the thread, if it is none's of a pool:
+ * other jobs that run or wait at the same time have another.
+ * workers_local - one pointer of it, for base/net/trace.c; NULL when a job begins. */
+const void *workers_self(void);
+void **workers_local(void);
 
 #endif

@@ -50,14 +50,10 @@ struct route_body_match {
 enum route_executor {
     EXECUTOR_LOOP,
     EXECUTOR_CONTROL,
+    EXECUTOR_URGENT, /* the threads of EXECUTOR_CONTROL, before all others: it ends what they wait
+                        for */
     EXECUTOR_GENERATE,
-    EXECUTOR_TEXT,
-    /* In front of a fleet each lock has an executor of its own, so that requests that wait for
-     * one lock take no thread from the others. */
-    EXECUTOR_OPERATION, /* the operation lock */
-    EXECUTOR_PAUSE,     /* the pause lock */
-    EXECUTOR_RESUME,    /* a resume, which waits for the steps of our own operations */
-    EXECUTOR_ABORT      /* the abort lock */
+    EXECUTOR_TEXT
 };
 
 /* The role that a key needs for the route; a role includes those before it. HEALTH needs no key

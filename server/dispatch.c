@@ -140,11 +140,13 @@ static void notify_unread(struct app *app, const struct http_request *x, struct 
 static int route_handle(struct app *app, struct http_request *x, const struct route *route,
                         struct err *e)
 {
+    struct trace_context trace;
     int rc;
 
     if (operation_is_embedded(app, route->operation))
         return operation_embedded(route->operation)->handle(app, x, e);
-    trace_enter(&x->trace);
+    trace = x->trace; /* the request may be gone before the handler returns */
+    trace_enter(&trace);
     rc = operation_fleet(route->operation)->handle(app, x, e);
     trace_leave();
     return rc;
@@ -259,15 +261,8 @@ static struct workers *workers_of(const struct app *app, enum route_executor exe
 {
     switch (executor) {
     case EXECUTOR_CONTROL:
+    case EXECUTOR_URGENT:
         return app->control_executor;
-    case EXECUTOR_OPERATION:
-        return app->fleet->operation_executor;
-    case EXECUTOR_PAUSE:
-        return app->fleet->pause_executor;
-    case EXECUTOR_RESUME:
-        return app->fleet->resume_executor;
-    case EXECUTOR_ABORT:
-        return app->fleet->abort_executor;
     case EXECUTOR_GENERATE:
     case EXECUTOR_TEXT:
     case EXECUTOR_LOOP:
@@ -286,7 +281,8 @@ static int dispatch_post(struct app *app, struct dispatch_job *d, enum route_exe
     if (executor == EXECUTOR_GENERATE && operation_is_embedded(app, route->operation))
         d->x->arrival = generations_arrive(app->generate->generations);
     d->job = (struct job){.run = dispatch_job_run, .arg = d};
-    if (workers_post(workers_of(app, executor), &d->job, WORKERS_NORMAL, e) == 0)
+    if (workers_post(workers_of(app, executor), &d->job,
+                     executor == EXECUTOR_URGENT ? WORKERS_URGENT : WORKERS_NORMAL, e) == 0)
         return 0;
     if (d->x->arrival != 0)
         generations_parsed(app->generate->generations, d->x->arrival);

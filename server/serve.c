@@ -25,9 +25,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In front of a fleet these threads only wait, for upstreams or for a lock. */
-enum { FLEET_THREADS_MIN = 16 };
-
 /* Between two reports to the service manager, as loops must have turned since the last look. */
 enum { WATCHDOG_US_MAX = WATCH_LIVE_AGE_MAX_MS / 3 * 1000 };
 
@@ -98,25 +95,22 @@ int server_build_executors(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
     struct app *a = &s->app;
-    struct workers_cfg control = {"control", c->control_threads, c->control_queue};
-    struct workers_cfg generate = {"generate", c->generate_threads,
-                                   c->generate_queue + c->generate_concurrency};
-    struct workers_cfg text = {"text", c->detokenize_concurrency, 1};
+    bool waits = a->fleet != NULL; /* most requests wait for upstreams */
+    size_t n_generate = c->generate_queue + c->generate_concurrency;
+    struct workers_cfg control = {"control", c->control_threads, c->control_queue,
+                                  waits ? c->control_queue : 0};
+    struct workers_cfg generate = {"generate", c->generate_threads, n_generate,
+                                   waits ? n_generate : 0};
+    struct workers_cfg text = {"text", c->detokenize_concurrency, 1, 0};
     struct event_watch_cfg events = {events_poll, &s->events_poll};
 
-    if (a->fleet != NULL && control.n_threads < FLEET_THREADS_MIN)
-        control.n_threads = FLEET_THREADS_MIN;
-    if (a->fleet != NULL && generate.n_threads < FLEET_THREADS_MIN)
-        generate.n_threads = FLEET_THREADS_MIN;
     s->events_poll.app = a;
-    if (event_watch_new(&a->events, &events, e) != 0 ||
-        workers_new(&a->control_executor, &control, e) != 0 ||
-        workers_new(&a->generate_executor, &generate, e) != 0 ||
-        workers_new(&a->text_executor, &text, e) != 0)
-        return -1;
-    if (a->fleet == NULL)
-        return 0;
-    return serve_fleet_start_executors(a->fleet, c->control_queue, FLEET_THREADS_MIN, e);
+    return event_watch_new(&a->events, &events, e) != 0 ||
+                   workers_new(&a->control_executor, &control, e) != 0 ||
+                   workers_new(&a->generate_executor, &generate, e) != 0 ||
+                   workers_new(&a->text_executor, &text, e) != 0
+               ? -1
+               : 0;
 }
 
 static void log_embedded(const struct server *s, struct log_rec *r)

@@ -144,7 +144,7 @@ static int open_control(struct server *s, struct err *e)
 {
     const struct settings *settings = &s->app.settings;
     struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
-                                    .abort = s->fleet.abort_executor,
+                                    .control = s->app.control_executor,
                                     .reconcile = s->app.generate_executor,
                                     .history = s->app.history,
                                     .store = s->weights.store,
@@ -228,44 +228,6 @@ int server_build_staged(struct server *s, struct err *e)
     if (has_version(s))
         fleet_await_commit(upstreams_fleet(s->fleet.upstreams), "");
     return serve_upstreams(s, e);
-}
-
-int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, size_t n_threads,
-                                struct err *e)
-{
-    const struct {
-        const char *name;
-        struct workers **pool;
-    } rows[] = {{"operation", &fleet->operation_executor},
-                {"pause", &fleet->pause_executor},
-                {"resume", &fleet->resume_executor},
-                {"abort", &fleet->abort_executor}};
-
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct workers_cfg cfg = {rows[i].name, n_threads, n_queue_max};
-
-        if (workers_new(rows[i].pool, &cfg, e) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-void serve_fleet_stop_executors(struct app_fleet *fleet)
-{
-    struct workers *pools[] = {fleet->operation_executor, fleet->pause_executor,
-                               fleet->resume_executor, fleet->abort_executor};
-
-    for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++)
-        if (pools[i] != NULL)
-            workers_stop(pools[i]);
-}
-
-void serve_fleet_free_executors(struct app_fleet *fleet)
-{
-    workers_free(fleet->operation_executor);
-    workers_free(fleet->pause_executor);
-    workers_free(fleet->resume_executor);
-    workers_free(fleet->abort_executor);
 }
 
 bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap)

@@ -1,4 +1,4 @@
-/* The server in front of a fleet: its executors, and what of it is read, reloaded and reported. */
+/* The server in front of a fleet: what of it is read, reloaded and reported. */
 #ifndef BATON_SERVER_SERVE_FLEET_H
 #define BATON_SERVER_SERVE_FLEET_H
 
@@ -6,25 +6,13 @@
 #include "handlers/app.h"
 #include "server/config/config.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
 struct listeners;
 struct log_rec;
 struct model_spec;
-
-/* serve_fleet_start_executors - start fleet->operation_executor, pause, resume and abort: the
- * threads of requests that wait for a lock of the fleet.
- * @n_queue_max  requests that may wait in each
- * @n_threads    of each
- * Errors: of workers_new; what was started is freed by serve_fleet_free_executors. */
-int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, size_t n_threads,
-                                struct err *e);
-
-/* serve_fleet_stop_executors - workers_stop of each. serve_fleet_free_executors - workers_free of
- * each. Both skip those that were not started. */
-void serve_fleet_stop_executors(struct app_fleet *fleet);
-void serve_fleet_free_executors(struct app_fleet *fleet);
 
 /* serve_fleet_reload - read --upstream-file and the upstreams' key files again. After a failure all
  * is as before. @text  of the result, for the log. Returns: was it read? */

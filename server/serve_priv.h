@@ -90,8 +90,7 @@ int server_read_inputs(struct server *s, struct err *e);
 int server_check_room(const struct server *s, struct err *e);
 
 /* server_build_executors - the thread of events, and the executors of requests; in front of a fleet
- * at least FLEET_THREADS_MIN threads each. Errors: of workers_new, event_watch_new, ERR_NO_MEMORY.
- */
+ * requests that wait hold none of their threads. Errors: of workers_new, event_watch_new. */
 int server_build_executors(struct server *s, struct err *e);
 
 /* server_build_embedded - the server with weights of its own, up to its listeners.

@@ -185,7 +185,6 @@ static void server_stop(struct server *s)
     fleet_proof_stop(s->fleet.control);
     if (a->control_executor != NULL)
         workers_stop(a->control_executor);
-    serve_fleet_stop_executors(&s->fleet);
     if (g->loads != NULL)
         lora_loads_stop(g->loads);
     if (w->zmq != NULL)
@@ -217,7 +216,6 @@ static void server_stop(struct server *s)
 static void free_executors(struct server *s)
 {
     workers_free(s->app.control_executor);
-    serve_fleet_free_executors(&s->fleet);
     workers_free(s->app.generate_executor);
     workers_free(s->app.text_executor);
 }

@@ -5,6 +5,7 @@
 #include "base/net/trace.h"
 
 #include "base/id.h"
+#include "base/workers.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +23,6 @@ enum {
 };
 
 static const char HEX[] = "0123456789abcdef";
-static _Thread_local struct trace_context current;
 
 static bool is_hex(const char *text, size_t len)
 {
@@ -111,15 +111,18 @@ void trace_parse(struct trace_context *out, const char *traceparent, const char 
 
 void trace_enter(const struct trace_context *t)
 {
-    current = *t;
+    *workers_local() = (void *)(uintptr_t)t;
 }
 
 void trace_leave(void)
 {
-    memset(&current, 0, sizeof current);
+    *workers_local() = NULL;
 }
 
 const struct trace_context *trace_current(void)
 {
-    return &current;
+    static const struct trace_context none = {.trace_id = ""};
+    const struct trace_context *t = *workers_local();
+
+    return t != NULL ? t : &none;
 }

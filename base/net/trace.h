@@ -36,10 +36,11 @@ struct trace_context {
  * Threads: any. Blocks: no. */
 void trace_parse(struct trace_context *out, const char *traceparent, const char *tracestate);
 
-/* trace_enter - requests that this thread makes from now on are part of this trace.
- * @t  copied; "" for none
+/* trace_enter - requests that this job or thread (workers_self) makes from now on are part of this
+ * trace.
+ * @t  "" for none; borrowed until trace_leave
  * trace_leave - they are part of no trace any more.
- * trace_current - the trace of this thread; valid until it calls trace_enter or trace_leave.
+ * trace_current - the trace of this job or thread; valid until it calls trace_leave.
  * Threads: each has its own. Blocks: no. */
 void trace_enter(const struct trace_context *t);
 void trace_leave(void);

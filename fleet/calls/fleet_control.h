@@ -27,7 +27,7 @@ struct workers;
 /* All borrowed until fleet_control_free. */
 struct fleet_control_cfg {
     struct upstreams *upstreams;
-    struct workers *abort;     /* runs what follows when a lease ends */
+    struct workers *control;   /* runs what follows when a lease ends, and pauses and resumes */
     struct workers *reconcile; /* loads and unloads missing adapters, resets caches */
     uint64_t update_us;        /* for one step of an update at one engine */
     struct history *history;   /* of ended updates; NULL: none is kept */

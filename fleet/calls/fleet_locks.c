@@ -21,7 +21,7 @@ static bool is_owned(const struct fleet_lock *l)
 
 static bool is_mine(const struct fleet_lock *l)
 {
-    return is_owned(l) && pthread_equal(l->owner, pthread_self());
+    return is_owned(l) && l->owner == workers_self();
 }
 
 static struct fleet_lock *lock_of(struct fleet_control *fc, enum fleet_lock_kind kind)
@@ -107,7 +107,7 @@ static void own_locked(struct fleet_control *fc, enum fleet_lock_kind kind, cons
 
     assert(!is_owned(l));
     *l = (struct fleet_lock){
-        .operation = operation, .kind = kind, .since_us = clock_now_us(), .owner = pthread_self()};
+        .operation = operation, .kind = kind, .since_us = clock_now_us(), .owner = workers_self()};
 }
 
 static int refuse_busy(const struct fleet_lock *blocker, struct err *e)

@@ -46,7 +46,7 @@ struct fleet_lock {
     const char *operation; /* static: what its owner does, for messages; NULL: it is free */
     enum fleet_lock_kind kind;
     uint64_t since_us;
-    pthread_t owner; /* while it is not free */
+    const void *owner; /* workers_self, while it is not free */
 };
 
 struct fleet_locks {

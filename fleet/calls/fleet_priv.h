@@ -94,7 +94,7 @@ static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)
     return upstream_control(upstream);
 }
 
-/* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.abort. */
+/* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.control. */
 struct fleet_expiry {
     struct loop_item reschedule;
     struct loop_timer timer;

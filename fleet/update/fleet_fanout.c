@@ -81,7 +81,7 @@ static bool owns_parts(struct fleet_control *fc, const struct fleet_session *s)
     bool sends;
 
     mtx_lock(&fc->lock);
-    sends = s->sending && pthread_equal(s->sender, pthread_self());
+    sends = s->sending && s->sender == workers_self();
     mtx_unlock(&fc->lock);
     return sends || fleet_owns_update_lock(fc);
 }

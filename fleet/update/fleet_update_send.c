@@ -129,7 +129,7 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
         if (s->n_running++ == 0)
             s->receiving_since_us = clock_now_us();
         s->sending = true;
-        s->sender = pthread_self();
+        s->sender = workers_self();
         s->phase = UPDATE_RECEIVING;
     }
     mtx_unlock(&fc->lock);

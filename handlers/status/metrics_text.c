@@ -151,21 +151,25 @@ static void put_http_server(const struct app *app, struct buf *out)
 
 static void put_pools(struct app *app, struct buf *out)
 {
-    const struct app_fleet none = {0}, *fleet = app->fleet != NULL ? app->fleet : &none;
     const struct {
         const char *name;
         struct workers *pool;
-    } rows[] = {{"control", app->control_executor}, {"generate", app->generate_executor},
-                {"text", app->text_executor},       {"operation", fleet->operation_executor},
-                {"pause", fleet->pause_executor},   {"resume", fleet->resume_executor},
-                {"abort", fleet->abort_executor}};
+    } rows[] = {{"control", app->control_executor},
+                {"generate", app->generate_executor},
+                {"text", app->text_executor}};
+    const size_t n = sizeof rows / sizeof rows[0];
 
     prom_head(out, "baton_pool_queued", "gauge", "Jobs that wait for a thread");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < n; i++)
         if (rows[i].pool != NULL)
             prom_u64(out, "baton_pool_queued", LABELS({"pool", rows[i].name}),
                      workers_queued(rows[i].pool));
-    }
+    prom_head(out, "baton_pool_waiting", "gauge",
+              "Jobs that wait without a thread, as for an upstream or another operation");
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].pool != NULL)
+            prom_u64(out, "baton_pool_waiting", LABELS({"pool", rows[i].name}),
+                     workers_waiting(rows[i].pool));
 }
 
 /* Resident bytes, or 0 if /proc cannot be read. */

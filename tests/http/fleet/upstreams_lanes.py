@@ -16,6 +16,7 @@ from upstreams_world import check, commit, metric, run, same, world
 N_WAITERS = 40
 AT_ONCE_S = 10  # on a busy machine; a request that waits for the held operation takes longer
 HOLD_MS = 60_000  # at most
+WAITING = 'baton_pool_waiting{pool="control"}'
 HEAD = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -69,7 +70,7 @@ def held(s, d):
 
 
 def they_wait(s, what):
-    until(f"they wait for {what}", lambda: metric(s, 'baton_pool_queued{pool="operation"}') >= N_WAITERS - 16)
+    until(f"they wait for {what}", lambda: metric(s, WAITING) > N_WAITERS)  # the held one too
 
 
 WAITERS = {
@@ -93,7 +94,7 @@ def nobody_keeps_a_pause_waiting():
                 all_at_once(s)
                 for w in waiters:
                     w.leave()
-                until("they have left", lambda: metric(s, 'baton_pool_queued{pool="operation"}') == 0)
+                until("they have left", lambda: metric(s, WAITING) == 1)
             for d in (a, b):
                 d.good("DELETE", "/journal")
         same([e["op"] for d in (a, b) for e in d.journal() if e["op"] in ("start", "label", "wake", "unload")], [])
@@ -116,7 +117,7 @@ def nor_do_those_who_hang():
     with world("baton") as (s, d):
         d.order("reset_cache", "hang", times=0)
         waiters = [Waiter(s, "/v1/reset_cache", {}) for _ in range(N_WAITERS)]
-        until("they hang", lambda: len(d.journal("reset_cache")) >= 16)
+        until("they hang", lambda: len(d.journal("reset_cache")) >= N_WAITERS)
         for path, body in (("/v1/pause", {"mode": "keep"}), ("/v1/resume", None)):
             at_once(s, "POST", path, body)
         for w in waiters:

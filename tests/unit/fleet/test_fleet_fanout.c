@@ -90,7 +90,7 @@ static int setup(void **state)
     for (size_t i = 0; i < N; i++)
         assert_non_null(world->s->parts[i].upstream = upstream_new(NULL));
     world->s->sending = true;
-    world->s->sender = pthread_self();
+    world->s->sender = workers_self();
     memset(world->asked, '.', N);
     memset(world->taken, '.', N);
     memset(world->fenced, '.', N);
