@@ -36,7 +36,7 @@ struct mtx {
     enum mtx_rank rank;
 };
 
-/* A job that waits for a condition, and holds no thread meanwhile (base/workers.h). */
+/* A job that waits for a condition, and holds no thread meanwhile (base/jobs/workers.h). */
 struct waiter {
     void (*wake)(struct waiter *w); /* the condition was signalled. Any thread; must not block */
 

@@ -15,7 +15,7 @@
 #define BATON_CONTROL_LORA_LOADS_H
 
 #include "base/err.h"
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -4,7 +4,7 @@
 #define BATON_CONTROL_ZMQ_UPDATES_H
 
 #include "base/err.h"
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 
 #include <stdbool.h>
 

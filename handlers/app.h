@@ -4,7 +4,7 @@
 #define BATON_HANDLERS_APP_H
 
 #include "base/err.h"
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 #include "engine/engine.h"
 #include "handlers/settings.h"
 #include "http/http_request.h"

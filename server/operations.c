@@ -111,41 +111,41 @@
     X(OPERATION_UPSTREAM_ADD, EXECUTOR_CONTROL, handle_fleet_upstream_add, false)                  \
     X(OPERATION_UPSTREAM_REMOVE, EXECUTOR_CONTROL, handle_fleet_upstream_remove, false)            \
     X(OPERATION_UPSTREAMS_PROVE, EXECUTOR_CONTROL, handle_fleet_prove, false)                      \
-    X(OPERATION_RESYNC, EXECUTOR_CONTROL, handle_fleet_resync, false)                            \
-    X(OPERATION_UPDATE_START, EXECUTOR_CONTROL, handle_fleet_update_start, false)                \
+    X(OPERATION_RESYNC, EXECUTOR_CONTROL, handle_fleet_resync, false)                              \
+    X(OPERATION_UPDATE_START, EXECUTOR_CONTROL, handle_fleet_update_start, false)                  \
     X(OPERATION_UPDATE, EXECUTOR_GENERATE, handle_fleet_update, false)                             \
     X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
     X(OPERATION_UPDATE_FINISH, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
-    X(OPERATION_UPDATE_ABORT, EXECUTOR_URGENT, handle_fleet_update_abort, false)                    \
+    X(OPERATION_UPDATE_ABORT, EXECUTOR_URGENT, handle_fleet_update_abort, false)                   \
     X(OPERATION_UPDATE_RENEW, EXECUTOR_CONTROL, handle_fleet_update_renew, false)                  \
     X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, handle_fleet_update_get, false)                         \
-    X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                  \
-    X(OPERATION_UPDATE_ZMQ, EXECUTOR_CONTROL, fleet_update_zmq, false)                           \
+    X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                 \
+    X(OPERATION_UPDATE_ZMQ, EXECUTOR_CONTROL, fleet_update_zmq, false)                             \
     X(OPERATION_COMMIT_RESUME, EXECUTOR_URGENT, handle_fleet_commit_resume, false)                 \
-    X(OPERATION_COMMIT_OPEN, EXECUTOR_CONTROL, handle_fleet_commit_open, false)                  \
+    X(OPERATION_COMMIT_OPEN, EXECUTOR_CONTROL, handle_fleet_commit_open, false)                    \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_DIFF, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
-    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_CONTROL, handle_fleet_weights_label, false)              \
+    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_CONTROL, handle_fleet_weights_label, false)                \
     X(OPERATION_WEIGHTS_CHECK, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_WEIGHT_VALUES, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_HANDLES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                          \
     X(OPERATION_PREFLIGHT, EXECUTOR_LOOP, fleet_not_answered, false)                               \
-    X(OPERATION_TRANSFER_INIT, EXECUTOR_CONTROL, handle_fleet_transfer_init, false)              \
+    X(OPERATION_TRANSFER_INIT, EXECUTOR_CONTROL, handle_fleet_transfer_init, false)                \
     X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, handle_fleet_transfer_get, false)                     \
-    X(OPERATION_TRANSFER_DELETE, EXECUTOR_CONTROL, handle_fleet_transfer_delete, false)          \
-    X(OPERATION_PAUSE, EXECUTOR_CONTROL, handle_fleet_pause, false)                                  \
+    X(OPERATION_TRANSFER_DELETE, EXECUTOR_CONTROL, handle_fleet_transfer_delete, false)            \
+    X(OPERATION_PAUSE, EXECUTOR_CONTROL, handle_fleet_pause, false)                                \
     X(OPERATION_RESUME, EXECUTOR_URGENT, handle_fleet_resume, false)                               \
-    X(OPERATION_SLEEP, EXECUTOR_CONTROL, handle_fleet_sleep, false)                              \
-    X(OPERATION_WAKE, EXECUTOR_CONTROL, handle_fleet_wake, false)                                \
+    X(OPERATION_SLEEP, EXECUTOR_CONTROL, handle_fleet_sleep, false)                                \
+    X(OPERATION_WAKE, EXECUTOR_CONTROL, handle_fleet_wake, false)                                  \
     X(OPERATION_RESET_CACHE, EXECUTOR_CONTROL, handle_fleet_reset_cache, false)                    \
     X(OPERATION_FLUSH_CACHE, EXECUTOR_CONTROL, handle_fleet_flush_cache, false)                    \
     X(OPERATION_ABORT_REQUESTS, EXECUTOR_CONTROL, handle_fleet_abort_requests, false)              \
-    X(OPERATION_LORA_LOAD, EXECUTOR_CONTROL, handle_fleet_lora_load, false)                      \
-    X(OPERATION_LORA_UNLOAD, EXECUTOR_CONTROL, handle_fleet_lora_unload, false)                  \
+    X(OPERATION_LORA_LOAD, EXECUTOR_CONTROL, handle_fleet_lora_load, false)                        \
+    X(OPERATION_LORA_UNLOAD, EXECUTOR_CONTROL, handle_fleet_lora_unload, false)                    \
     X(OPERATION_LORA_LIST, EXECUTOR_LOOP, handle_fleet_lora_list, false)                           \
     X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
     X(OPERATION_ROLLOUTS, EXECUTOR_LOOP, handle_fleet_rollouts, true)                              \

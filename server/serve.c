@@ -5,8 +5,8 @@
 
 #include "base/clock.h"
 #include "base/events.h"
+#include "base/jobs/workers.h"
 #include "base/log.h"
-#include "base/workers.h"
 #include "control/event_watch.h"
 #include "control/history.h"
 #include "control/metrics.h"

@@ -1,7 +1,7 @@
 /* The server with weights of its own, built from the bottom up: GPUs, store, update worker, NCCL
  * group, engine, executors, pause controller, listeners. */
+#include "base/jobs/workers.h"
 #include "base/log.h"
-#include "base/workers.h"
 #include "control/admission.h"
 #include "control/generations.h"
 #include "control/history.h"

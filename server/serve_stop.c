@@ -1,7 +1,7 @@
 /* The end of a server: drain, stop, free. */
 #include "base/clock.h"
+#include "base/jobs/workers.h"
 #include "base/log.h"
-#include "base/workers.h"
 #include "control/admission.h"
 #include "control/event_watch.h"
 #include "control/generations.h"

@@ -5,7 +5,7 @@
 #include "base/net/trace.h"
 
 #include "base/id.h"
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* One job that is posted when there is something to free and no job under way. */
 #include "engine/scheduler/free_queue.h"
 
+#include "base/jobs/workers.h"
 #include "base/mtx.h"
-#include "base/workers.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -4,9 +4,9 @@
 #define BATON_FLEET_CALLS_FLEET_PRIV_H
 
 #include "base/clock.h"
+#include "base/jobs/workers.h"
 #include "base/loop.h"
 #include "base/mtx.h"
-#include "base/workers.h"
 #include "fleet/calls/fleet_adapters.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"

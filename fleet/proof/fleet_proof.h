@@ -18,8 +18,8 @@
 #define BATON_FLEET_PROOF_FLEET_PROOF_H
 
 #include "base/err.h"
+#include "base/jobs/workers.h"
 #include "base/loop.h"
-#include "base/workers.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 #include "fleet/members/retry.h"

@@ -16,8 +16,8 @@
 #define BATON_HANDLERS_GENERATE_GENERATION_H
 
 #include "base/err.h"
+#include "base/jobs/workers.h"
 #include "base/mtx.h"
-#include "base/workers.h"
 #include "control/admission.h"
 #include "control/generations.h"
 #include "engine/engine.h"

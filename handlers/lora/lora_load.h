@@ -4,7 +4,7 @@
 #define BATON_HANDLERS_LORA_LORA_LOAD_H
 
 #include "base/err.h"
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 #include "control/lora_loads.h"
 #include "engine/lora/adapter_config.h"
 #include "engine/lora/adapter_file.h"

@@ -2,9 +2,9 @@
 #include "handlers/status/metrics_text_priv.h"
 
 #include "base/clock.h"
+#include "base/jobs/workers.h"
 #include "base/log.h"
 #include "base/prometheus.h"
-#include "base/workers.h"
 #include "control/histogram.h"
 #include "control/life.h"
 #include "control/metrics.h"

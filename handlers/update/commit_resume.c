@@ -3,7 +3,7 @@
  * controller. */
 #include "handlers/update/commit_resume.h"
 
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 #include "control/pause_controller.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/want/fleet_pause.h"

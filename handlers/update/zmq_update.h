@@ -3,8 +3,8 @@
 #ifndef BATON_HANDLERS_UPDATE_ZMQ_UPDATE_H
 #define BATON_HANDLERS_UPDATE_ZMQ_UPDATE_H
 
+#include "base/jobs/workers.h"
 #include "base/mtx.h"
-#include "base/workers.h"
 #include "transport/ipc/ipc_handle.h"
 #include "transport/zmq/zmq_messages.h"
 #include "transport/zmq/zmq_ports.h"

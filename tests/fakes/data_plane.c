@@ -2,7 +2,7 @@
 #include "tests/fakes/data_plane.h"
 
 #include "base/clock.h"
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 #include "control/admission.h"
 #include "control/metrics.h"
 #include "handlers/reply.h"
@@ -103,8 +103,7 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
     p->app = (struct app){.life = &p->life,
                           .weights = &p->weights,
                           .generate = &p->generate,
-                          .settings = {.max_logprobs = UINT64_MAX,
-                                       .max_unread_nbytes = 1 << 30},
+                          .settings = {.max_logprobs = UINT64_MAX, .max_unread_nbytes = 1 << 30},
                           .generate_executor = pool_new("generate"),
                           .text_executor = pool_new("text")};
     assert_int_equal(admission_new(&p->app.generate->admission, "generate", n_permits, n_queue, &e),

@@ -119,7 +119,7 @@ def threads_wrong(tree, architecture):
     rooms = set(re.findall(r"(?m)^\| `([a-z]+)/` \|", architecture))
     for path, text in sorted(tree.sources.items()):
         starts = path.suffix == ".c" and path.parts[0] in rooms and STARTS_THREAD.search(text)
-        defines = path.as_posix() in ("base/loop.c", "base/workers.c")
+        defines = path.as_posix() in ("base/loop.c", "base/jobs/workers.c")
         if starts and not defines and f"`{path.as_posix()}`" not in architecture:
             yield f"ARCHITECTURE.md: `{path.as_posix()}` starts a thread and is not in the table of threads"
 

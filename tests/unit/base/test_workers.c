@@ -1,7 +1,7 @@
 /* The pool: lanes, bounds, stopping. */
 #include "base/clock.h"
+#include "base/jobs/workers.h"
 #include "base/mtx.h"
-#include "base/workers.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 static struct mtx lock;
 static struct cnd moved;
-static char order[32];               /* guarded by lock */
+static char order[32];                                       /* guarded by lock */
 static bool pause_controller_open, pause_controller_reached; /* guarded by lock */
 
 static void note(char c)

@@ -1,9 +1,9 @@
 /* Jobs that wait without a thread. */
 #include "base/clock.h"
+#include "base/jobs/stack.h"
+#include "base/jobs/workers.h"
 #include "base/mtx.h"
 #include "base/net/trace.h"
-#include "base/stack.h"
-#include "base/workers.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

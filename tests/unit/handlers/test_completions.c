@@ -1,5 +1,5 @@
 /* /v1/completions, /tokenize and /detokenize with a real tokenizer and a fake engine. */
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 #include "control/admission.h"
 #include "handlers/data_plane.h"
 #include "tests/fakes/data_plane.h"

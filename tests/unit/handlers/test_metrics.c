@@ -5,8 +5,8 @@
 #include "handlers/status/metrics_text.h"
 
 #include "base/clock.h"
+#include "base/jobs/workers.h"
 #include "base/prometheus.h"
-#include "base/workers.h"
 #include "control/admission.h"
 #include "control/life.h"
 #include "control/pause_controller.h"

@@ -1,5 +1,5 @@
 /* SGLang's /generate with a real tokenizer and a fake engine. */
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 #include "control/admission.h"
 #include "control/generations.h"
 #include "handlers/compat/sglang/dialect_sglang.h"

@@ -3,8 +3,8 @@
 #define BATON_TESTS_UNIT_HTTP_HTTP_SERVER_APP_H
 
 #include "base/clock.h"
+#include "base/jobs/workers.h"
 #include "base/mtx.h"
-#include "base/workers.h"
 #include "http/http_request.h"
 #include "http/server/http_server.h"
 #include "tests/unit/http_client.h"

@@ -4,11 +4,11 @@
  * waits leaves its stack as it is, and the thread goes on with the loop on another one; so a job
  * that does not wait costs nothing more. Rejected: jobs as chains of callbacks, which turn what
  * happens one after the other into many functions, each of which may be the last. */
-#include "base/workers.h"
+#include "base/jobs/workers.h"
 
 #include "base/clock.h"
+#include "base/jobs/stack.h"
 #include "base/mtx.h"
-#include "base/stack.h"
 
 #include <assert.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* By ucontext(3), of which swapcontext is left out: AddressSanitizer warns of it. The sanitizers
  * are told of each change instead, in functions that are inlined: a return would be counted on the
  * other stack. */
-#include "base/stack.h"
+#include "base/jobs/stack.h"
 
 #include <assert.h>
 #include <stdbool.h>
