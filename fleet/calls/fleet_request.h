@@ -22,6 +22,7 @@ enum {
                                    reply */
     FLEET_CACHE_US = 60000000,  /* a reset of its caches, an abort of its requests */
     FLEET_SLEEP_US = 300000000, /* a sleep or a wake: weights to or from host memory */
+    FLEET_LATE_US = 2000000,    /* after the engines that are enough (--min-ready) */
     FLEET_GRACE_US = 2000000    /* added where the request itself gives the engine a timeout */
 };
 
@@ -33,6 +34,9 @@ struct fleet_target {
     struct api_context ctx;
     bool until_down;      /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
     const bool *given_up; /* atomic: and when this becomes true; NULL: never */
+    uint64_t late_us;     /* and so long after n_enough others have answered well: FLEET_UNKNOWN,
+                             ERR_UPSTREAM_TIMEOUT; 0: never */
+    size_t n_enough;
 };
 
 /* fleet_request - send an operation to each target, and wait for the last reply. All requests are

@@ -1,6 +1,7 @@
 /* Each part is one HTTP call; the last one that ends calls `done`. */
 #include "fleet/members/upstream_fanout.h"
 
+#include "base/clock.h"
 #include "fleet/members/upstream.h"
 
 #include <stdio.h>
@@ -21,7 +22,8 @@ struct upstream_fanout {
     struct http_client *client;
     upstream_fanout_done_fn *done;
     void *arg;
-    size_t n, n_left;
+    size_t n, n_left, n_good;
+    uint64_t good_us; /* when the last good reply came that a late_us waits for, or the start */
     struct upstream_reply *replies; /* owned; [n] */
 
     struct upstream *upstream; /* of upstream_fanout_keep, as the next two; NULL: not kept */
@@ -140,6 +142,8 @@ static void part_set_result(struct part *p, const struct http_end *end)
     if (end->outcome != HTTP_WHOLE || p->out_of_memory)
         a->status = 0;
     a->good = a->why.code == ERR_NONE;
+    if (a->good && p->fanout->n_good++ < p->call.n_enough)
+        p->fanout->good_us = clock_now_us();
 }
 
 static void part_ended(struct upstream_fanout *f)
@@ -254,8 +258,10 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
     f->client = c;
     f->done = done;
     f->arg = arg;
+    f->good_us = clock_now_us();
     for (size_t i = 0; i < n; i++) {
         f->replies[i].good = f->parts[i].call.request.method == NULL;
+        f->n_good += f->replies[i].good;
         if (f->replies[i].good)
             continue;
         f->n_left++;
@@ -272,6 +278,32 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
     return 0;
 }
 
+static bool is_late(const struct part *p)
+{
+    const struct upstream_fanout *f = p->fanout;
+
+    return p->call.late_us > 0 && f->n_good >= p->call.n_enough &&
+           clock_now_us() >= f->good_us + p->call.late_us;
+}
+
+/* @late  it is; else it is down */
+static void part_give_up(struct part *p, bool late)
+{
+    http_cancel(p->http_call);
+    p->http_call = NULL;
+    p->reply->status = 0;
+    p->reply->good = false;
+    p->reply->sent = true; /* as far as is known */
+    if (late)
+        (void)err_set(&p->reply->why, ERR_UPSTREAM_TIMEOUT, "",
+                      "it did not answer %s within %.1f s of the others, which are enough "
+                      "(--min-ready)",
+                      p->call.request.path, (double)p->call.late_us / 1e6);
+    else
+        (void)err_set(&p->reply->why, ERR_UNSYNCED, "",
+                      "it went down, or was given up, before it answered %s", p->call.request.path);
+}
+
 void upstream_fanout_give_up(struct upstream_fanout *f,
                              bool (*is_down)(void *arg, const struct upstream_call *part),
                              void *arg)
@@ -281,15 +313,9 @@ void upstream_fanout_give_up(struct upstream_fanout *f,
     for (size_t i = 0; i < f->n; i++) {
         struct part *p = &f->parts[i];
 
-        if (p->http_call == NULL || !is_down(arg, &p->call))
+        if (p->http_call == NULL || !(is_late(p) || is_down(arg, &p->call)))
             continue;
-        http_cancel(p->http_call);
-        p->http_call = NULL;
-        p->reply->status = 0;
-        p->reply->good = false;
-        p->reply->sent = true; /* as far as is known */
-        (void)err_set(&p->reply->why, ERR_UNSYNCED, "",
-                      "it went down, or was given up, before it answered %s", p->call.request.path);
+        part_give_up(p, is_late(p));
         n_ended++;
     }
     while (n_ended-- > 0)

@@ -27,7 +27,9 @@ struct upstream_call {
     bool until_down; /* upstreams_call: stop waiting when the engine is not alive any more */
     struct upstream *upstream; /* borrowed; read only if until_down */
     const bool
-        *given_up; /* atomic, outlives the fan-out: stop waiting once it is true; NULL: never */
+        *given_up;    /* atomic, outlives the fan-out: stop waiting once it is true; NULL: never */
+    uint64_t late_us; /* stop waiting so long after good replies to n_enough others; 0: never */
+    size_t n_enough;
 };
 
 struct upstream_reply {
@@ -40,8 +42,8 @@ struct upstream_reply {
     char *text; /* the body, NUL-terminated; NULL: none. Owned by the fan-out unless moved out */
     size_t text_len;
     struct err why; /* clean if good; else ERR_UPSTREAM_TIMEOUT, ERR_UPSTREAM (with the engine's
-                       message), ERR_UNSYNCED (upstream_fanout_give_up), or ERR_NO_MEMORY: this
-                       server's fault, which proves nothing about the engine */
+                       message), ERR_UNSYNCED (is_down of upstream_fanout_give_up), or
+                       ERR_NO_MEMORY: this server's fault, which proves nothing about the engine */
 };
 
 struct upstream_fanout;
@@ -71,8 +73,8 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
 void upstream_fanout_keep(struct upstream_fanout **at, struct upstream_fanout **first,
                           struct upstream *upstream);
 
-/* upstream_fanout_give_up - stop waiting for the engines for which `is_down` returns true. This may
- * end the fan-out. Threads: as upstream_fanout_start. */
+/* upstream_fanout_give_up - stop waiting for the engines for which `is_down` returns true, and for
+ * those that are late (late_us). This may end the fan-out. Threads: as upstream_fanout_start. */
 void upstream_fanout_give_up(struct upstream_fanout *f,
                              bool (*is_down)(void *arg, const struct upstream_call *part),
                              void *arg);

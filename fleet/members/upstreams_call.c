@@ -77,14 +77,14 @@ void upstreams_check_down(void *arg)
     }
 }
 
-/* Few calls have until_down or given_up, so each just sets the timer again. */
+/* Few calls are watched, so each just sets the timer again. */
 static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
 {
     struct upstreams *u = b->upstreams;
 
     b->fanout = fanout;
     for (size_t i = 0; i < b->n; i++)
-        if (b->calls[i].until_down || b->calls[i].given_up != NULL)
+        if (b->calls[i].until_down || b->calls[i].given_up != NULL || b->calls[i].late_us > 0)
             loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
 }
 

@@ -77,8 +77,8 @@ const struct upstream_config *upstreams_retain(struct upstreams *u,
  * Threads: the loop's, or any if it never started. */
 void upstreams_fail_calls(void *arg);
 
-/* upstreams_check_down - stop waiting for engines that are down, for calls with until_down. @arg
- * struct upstreams. Threads: the loop's. */
+/* upstreams_check_down - stop waiting for engines that are down or late, for calls that say so.
+ * @arg struct upstreams. Threads: the loop's. */
 void upstreams_check_down(void *arg);
 
 #endif

@@ -81,7 +81,8 @@ int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, str
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = needs_marker,
-                             .on_result = on_old_label};
+                             .on_result = on_old_label,
+                             .may_leave = true};
 
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
@@ -110,7 +111,8 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
     const struct fanout f = {.op = API_SET_VERSION,
                              .args = &args,
                              .select = can_have_marker,
-                             .on_result = on_marker_set};
+                             .on_result = on_marker_set,
+                             .may_leave = true};
 
     (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;

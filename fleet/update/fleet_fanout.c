@@ -18,10 +18,25 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
         .upstream = p->upstream,
         .args = args,
         .until_down = s->repair,
+        .timeout_us = p->out && p->outcome == FLEET_UNKNOWN ? FLEET_LATE_US : 0,
         .given_up = s->given_up,
         .ctx = {.names = p->names,
                 .update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
                 .has_begun = p->own_update == PART_UPDATE_OPEN}};
+}
+
+/* Before the first byte nothing is lost if an engine that hangs is left out. */
+static void set_late(struct fleet_control *fc, const struct fleet_session *s, struct fleet_batch *b)
+{
+    size_t n_live = 0, min_ready = fleet_min_ready(fc), n_others;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        n_live += !s->parts[i].out && !s->parts[i].removed;
+    n_others = n_live > b->n ? n_live - b->n : 0;
+    for (size_t i = 0; i < b->n && !s->repair; i++) {
+        b->targets[i].late_us = FLEET_LATE_US;
+        b->targets[i].n_enough = min_ready > n_others ? min_ready - n_others : 0;
+    }
 }
 
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
@@ -126,6 +141,8 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
     if (fanout_select(fc, s, f, &b) == 0 && !has_with)
         return 0;
     assert(owns_parts(fc, s));
+    if (f->may_leave)
+        set_late(fc, s, &b);
     if (f->is_query)
         rc = fleet_query(fc, f->query, b.targets, b.n, timeout_us, &results, e);
     else if (has_with)

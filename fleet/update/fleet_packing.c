@@ -41,7 +41,8 @@ int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s,
                              .args = &args,
                              .select = needs_packing,
                              .on_result = on_packing_set,
-                             .arg = &t};
+                             .arg = &t,
+                             .may_leave = true};
     int n = tensors->by_handles ? fanout_apply(fc, s, &f, e) : 0;
 
     return n > 0 ? fleet_require_quorum(fc, s, e) : n;

@@ -117,12 +117,14 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
                            .select = needs_close,
                            .on_result = on_earlier_closed,
                            .arg = &files,
-                           .has_begun = true};
+                           .has_begun = true,
+                           .may_leave = true};
     const struct fanout start = {.op = API_START_UPDATE,
                                  .args = &args,
                                  .select = needs_start,
                                  .on_result = on_started,
-                                 .arg = &rest};
+                                 .arg = &rest,
+                                 .may_leave = true};
 
     if (fanout_apply(fc, s, &close, e) < 0 || fanout_apply(fc, s, &start, e) < 0)
         return -1;

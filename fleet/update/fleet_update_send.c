@@ -31,7 +31,11 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
                        const struct api_tensors *tensors, struct err *e)
 {
     struct api_args args[FLEET_MAX];
-    const struct fanout f = {.op = API_PAUSE, .of = args, .select = is_running, .arg = fc};
+    const struct fanout f = {.op = API_PAUSE,
+                             .of = args,
+                             .select = is_running,
+                             .arg = fc,
+                             .may_leave = !fc->cfg.finishes}; /* else requests may run for long */
     int rc = -1;
 
     for (size_t i = 0; i < s->n_parts; i++)

@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 
-from fleet_control import BROADCAST, LABELS, WHICH, Fleet
+import fleet_control
+from fleet_control import BROADCAST, LABELS, TIMEOUT_MS, WHICH, Fleet
 from fleet_world import until
 
 
@@ -107,8 +108,28 @@ def without_a_wake():
         f.update_all()
 
 
+def late():
+    """One that hangs before the first byte is left out as soon as enough others are ready, and runs on afterwards."""
+    fleet_control.TIMEOUT_MS = 60000  # so long a step would wait
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        d = f.doubles[2]
+        for op in "pause", "mark", "start":
+            mine = begin(f)
+            f.clean()
+            d.order(op, "hang", times=1)
+            f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+            end = f.front.post("/v1/update_weights/finish", mine)
+            ends = {u["upstream"]: u for u in end["upstreams"]}
+            assert "within 2.0 s of the others" in str(ends[d.url]), (op, end)
+            assert [ends[x.url]["ok"] for x in f.doubles[:2]] == [True] * 2, (op, end)
+            d.good("DELETE", "/fault")
+            until(lambda: f"it runs: {op}, {f.pauses()}", lambda: f.pauses()[2] is None or op != "pause")
+            f.update_all()
+    fleet_control.TIMEOUT_MS = TIMEOUT_MS
+
+
 def main():
-    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived, without_a_wake:
+    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived, without_a_wake, late:
         case()
 
 
