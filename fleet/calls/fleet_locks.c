@@ -166,10 +166,23 @@ void fleet_op_unlock(struct fleet_control *fc)
     release(fc, &fc->locks.op);
 }
 
+static void cut(struct fleet_control *fc, int more)
+{
+    mtx_lock(&fc->lock);
+    fc->locks.n_aborts += (unsigned)more;
+    __atomic_store_n(&fc->locks.cuts, fc->locks.n_aborts > 0, __ATOMIC_RELEASE);
+    mtx_unlock(&fc->lock);
+}
+
 int fleet_abort_lock(struct fleet_control *fc, const char *operation, struct err *e)
 {
-    return take(fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_ABORT_WAIT_US},
-                e);
+    int rc;
+
+    cut(fc, 1);
+    rc = take(fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_ABORT_WAIT_US},
+              e);
+    cut(fc, -1);
+    return rc;
 }
 
 int fleet_expiry_lock(struct fleet_control *fc, const char *operation, struct err *e)

@@ -54,6 +54,8 @@ struct fleet_locks {
     unsigned n_resumes;        /* resumes under way; the pause lock is not taken meanwhile */
     uint64_t resumes_since_us; /* when the first of them began */
     bool one_shot;             /* the one-shot lock is taken */
+    unsigned n_aborts; /* aborts that wait; their step's requests before the first byte end then: */
+    bool cuts;         /* atomic: n_aborts > 0 */
 };
 
 /* fleet_op_lock - wait until no other operation, no abort, and no hand-off of this server is under
@@ -70,7 +72,8 @@ int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char
 void fleet_op_unlock(struct fleet_control *fc); /* of either */
 
 /* fleet_abort_lock - wait until no step of an update and no other abort is under way; take the
- * abort lock, for the trainer. fleet_expiry_lock - the same for a lease that ended, which has more
+ * abort lock, for the trainer. A step that has sent no tensors does not wait for engines meanwhile.
+ * fleet_expiry_lock - the same for a lease that ended, which has more
  * time. Blocks: up to FLEET_ABORT_WAIT_US; FLEET_OP_WAIT_US. Errors: ERR_CONFLICT, as above. */
 int fleet_abort_lock(struct fleet_control *fc, const char *operation, struct err *e);
 int fleet_expiry_lock(struct fleet_control *fc, const char *operation, struct err *e);

@@ -82,7 +82,7 @@ int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, str
                              .query = API_GET_VERSION,
                              .select = needs_marker,
                              .on_result = on_old_label,
-                             .may_leave = true};
+                             .before_bytes = true};
 
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
@@ -112,7 +112,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
                              .args = &args,
                              .select = can_have_marker,
                              .on_result = on_marker_set,
-                             .may_leave = true};
+                             .before_bytes = true};
 
     (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;

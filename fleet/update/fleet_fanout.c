@@ -25,17 +25,22 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
                 .has_begun = p->own_update == PART_UPDATE_OPEN}};
 }
 
-/* Before the first byte nothing is lost if an engine that hangs is left out. */
-static void set_late(struct fleet_control *fc, const struct fleet_session *s, struct fleet_batch *b)
+/* Nothing is lost if an engine that hangs is left out, or all are. */
+static void set_before_bytes(struct fleet_control *fc, struct fleet_session *s,
+                             struct fleet_batch *b, bool leaves_late)
 {
-    size_t n_live = 0, min_ready = fleet_min_ready(fc), n_others;
+    size_t n_live = 0, n_needed, n_others;
 
+    mtx_lock(&fc->lock);
+    n_needed = fleet_session_min_ready_locked(fc, s);
     for (size_t i = 0; i < s->n_parts; i++)
         n_live += !s->parts[i].out && !s->parts[i].removed;
+    mtx_unlock(&fc->lock);
     n_others = n_live > b->n ? n_live - b->n : 0;
-    for (size_t i = 0; i < b->n && !s->repair; i++) {
-        b->targets[i].late_us = FLEET_LATE_US;
-        b->targets[i].n_enough = min_ready > n_others ? min_ready - n_others : 0;
+    for (size_t i = 0; i < b->n && s->given_up == NULL; i++) {
+        b->targets[i].given_up = &fc->locks.cuts;
+        b->targets[i].late_us = leaves_late ? FLEET_LATE_US : 0;
+        b->targets[i].n_enough = n_needed > n_others ? n_needed - n_others : 0;
     }
 }
 
@@ -141,8 +146,8 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
     if (fanout_select(fc, s, f, &b) == 0 && !has_with)
         return 0;
     assert(owns_parts(fc, s));
-    if (f->may_leave)
-        set_late(fc, s, &b);
+    if (f->before_bytes)
+        set_before_bytes(fc, s, &b, !f->patient);
     if (f->is_query)
         rc = fleet_query(fc, f->query, b.targets, b.n, timeout_us, &results, e);
     else if (has_with)

@@ -36,8 +36,9 @@ struct fanout {
     void *arg;
     bool has_begun;           /* an update is open at the engines, though the parts have not begun
                                  it */
-    bool may_leave;           /* before the first byte: an engine that is late is left out, if the
-                                 others are enough (--min-ready) */
+    bool before_bytes;        /* before the first byte: an abort ends it, and an engine that is late
+                                 is left out if the others are enough (--min-ready) */
+    bool patient;             /* ... but none is left out for being late */
     bool fence_failed;        /* fence each engine on which it failed */
     bool fail_each;           /* nothing could be sent: each part gets FLEET_UNKNOWN */
     struct fanout_with *with; /* borrowed, not with a query; NULL: nothing */

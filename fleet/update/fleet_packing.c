@@ -42,7 +42,7 @@ int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s,
                              .select = needs_packing,
                              .on_result = on_packing_set,
                              .arg = &t,
-                             .may_leave = true};
+                             .before_bytes = true};
     int n = tensors->by_handles ? fanout_apply(fc, s, &f, e) : 0;
 
     return n > 0 ? fleet_require_quorum(fc, s, e) : n;

@@ -56,7 +56,7 @@ struct fleet_session {
     uint64_t committing_since_us; /* 0: not yet */
     unsigned n_running;           /* requests with tensors that are under way */
     bool sending;                 /* one of them owns the parts */
-    const void *sender; /* while `sending`: workers_self of the last one that began */
+    const void *sender;           /* while `sending`: workers_self of the last one that began */
     uint64_t n_received; /* accepted tensors; a request whose tensors are not read here counts 1 */
     uint64_t serial;     /* of the fleet; 0 until it is committed */
     struct err error;    /* the reason of the abort */

@@ -37,7 +37,9 @@ int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct e
                        .timeout_us = FLEET_SLEEP_US,
                        .select = may_be_asleep,
                        .on_result = on_woken,
-                       .arg = &w};
+                       .arg = &w,
+                       .before_bytes = true,
+                       .patient = true};
     const struct api_args args = {.sleep = &(struct api_sleep){.weights = true}};
 
     fleet_get_sleep(fc, &sleep);
@@ -118,13 +120,13 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
                            .on_result = on_earlier_closed,
                            .arg = &files,
                            .has_begun = true,
-                           .may_leave = true};
+                           .before_bytes = true};
     const struct fanout start = {.op = API_START_UPDATE,
                                  .args = &args,
                                  .select = needs_start,
                                  .on_result = on_started,
                                  .arg = &rest,
-                                 .may_leave = true};
+                                 .before_bytes = true};
 
     if (fanout_apply(fc, s, &close, e) < 0 || fanout_apply(fc, s, &start, e) < 0)
         return -1;

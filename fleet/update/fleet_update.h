@@ -86,6 +86,14 @@ int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const
 int fleet_commit_open_update(struct fleet_control *fc, const char *label,
                              struct fleet_session **out, struct err *e);
 
+/* fleet_abort_start - if the update of this id is starting, end that: it does not wait for engines
+ * any more, and fails, unless it was over just then and the update is open (fleet_find_update).
+ * @out  one reference, to show: what there was of it; NULL: it was not starting
+ * Blocks: up to FLEET_ABORT_WAIT_US. Errors: ERR_CONFLICT: engines that started it are still told
+ * to abort it. */
+int fleet_abort_start(struct fleet_control *fc, const char *id, struct fleet_session **out,
+                      struct err *e);
+
 /* fleet_abort_update - abort, for its trainer: waits only FLEET_ABORT_WAIT_US for a step under way.
  * fleet_abort_update_wait - the same, after a failure: waits as long as an operation.
  * Errors: ERR_CONFLICT: the lock was not free in time; ERR_ENDED: it is committed. */

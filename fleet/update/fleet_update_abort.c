@@ -4,6 +4,7 @@
 #include "base/log.h"
 
 #include <assert.h>
+#include <string.h>
 
 static const char aborting[] = "an abort";
 
@@ -39,6 +40,39 @@ int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
     if (fleet_expiry_lock(fc, aborting, e) != 0)
         return -1;
     return abort_session(fc, s, why, e);
+}
+
+static struct fleet_session *starting_session(struct fleet_control *fc, const char *id)
+{
+    struct fleet_session *s;
+
+    mtx_lock(&fc->lock);
+    s = fc->starting != NULL && strcmp(fc->starting->id, id) == 0 ? fc->starting : NULL;
+    if (s != NULL)
+        s->n_refs++;
+    mtx_unlock(&fc->lock);
+    return s;
+}
+
+int fleet_abort_start(struct fleet_control *fc, const char *id, struct fleet_session **out,
+                      struct err *e)
+{
+    struct fleet_session *s = starting_session(fc, id);
+
+    *out = NULL;
+    if (s == NULL)
+        return 0;
+    if (fleet_abort_lock(fc, aborting, e) != 0) {
+        fleet_unref(fc, s);
+        return -1;
+    }
+    fleet_abort_unlock(fc);
+    mtx_lock(&fc->lock);
+    s->starting = false;
+    s->phase = UPDATE_ABORTED; /* what is shown of it */
+    mtx_unlock(&fc->lock);
+    *out = s;
+    return 0;
 }
 
 int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const struct err *why,

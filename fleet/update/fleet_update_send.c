@@ -35,7 +35,8 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
                              .of = args,
                              .select = is_running,
                              .arg = fc,
-                             .may_leave = !fc->cfg.finishes}; /* else requests may run for long */
+                             .before_bytes = true,
+                             .patient = fc->cfg.finishes}; /* requests may run for long */
     int rc = -1;
 
     for (size_t i = 0; i < s->n_parts; i++)

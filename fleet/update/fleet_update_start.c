@@ -142,8 +142,11 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
     int rc = -1;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase)
+        if (s->parts[i].two_phase) {
             batch_add(&b, s, i, &args);
+            if (s->given_up == NULL)
+                b.targets[b.n - 1].given_up = &fc->locks.cuts;
+        }
     fleet_recover(fc, s);
     if (fanout_validate(fc, s, API_START_UPDATE, &args, e) == 0 &&
         fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) == 0)

@@ -56,6 +56,25 @@ int handle_fleet_update_finish(struct app *app, struct http_request *x, struct e
     return fleet_with_body(app, x, finish, e);
 }
 
+/* One that failed to start is not kept. */
+static int find_to_abort(struct app *app, const char *id, struct fleet_session **out, struct err *e)
+{
+    struct fleet_control *fc = app->fleet->control;
+    struct fleet_session *ended;
+    int rc;
+
+    if (fleet_abort_start(fc, id, &ended, e) != 0)
+        return -1;
+    rc = fleet_find_update(fc, id, out, e);
+    if (rc == 0 || ended == NULL) {
+        fleet_unref(fc, ended);
+        return rc;
+    }
+    err_clear(e);
+    *out = ended;
+    return 0;
+}
+
 static int abort_update(struct app *app, struct http_request *x, struct fleet_session *s,
                         const char *reason, struct err *e)
 {
@@ -69,11 +88,11 @@ static int abort_update(struct app *app, struct http_request *x, struct fleet_se
 static int abort_named(struct app *app, struct http_request *x, struct api_object *body,
                        struct err *e)
 {
-    const char *reason = "aborted by its owner";
+    const char *reason = "aborted by its owner", *id = NULL;
     struct fleet_session *s;
 
     if (body_str(&reason, body->json, "", "reason", e) != 0 ||
-        find_named(app, body->json, &s, e) != 0)
+        update_id_parse(&id, body->json, e) != 0 || find_to_abort(app, id, &s, e) != 0)
         return -1;
     return abort_update(app, x, s, reason, e);
 }
@@ -87,7 +106,7 @@ int handle_fleet_update_delete(struct app *app, struct http_request *x, struct e
 {
     struct fleet_session *s;
 
-    if (fleet_find_update(app->fleet->control, x->path_arg, &s, e) != 0)
+    if (find_to_abort(app, x->path_arg, &s, e) != 0)
         return -1;
     return abort_update(app, x, s, "aborted by DELETE", e);
 }

@@ -128,8 +128,27 @@ def late():
     fleet_control.TIMEOUT_MS = TIMEOUT_MS
 
 
+def aborted_while_it_prepares():
+    """An abort does not wait for an engine that hangs before the first byte, whatever the others do."""
+    fleet_control.TIMEOUT_MS = 60000
+    with Fleet(*[WHICH] * 2) as f:
+        for op in "pause", "mark", "start":
+            mine, said = begin(f), []
+            f.clean()
+            f.doubles[1].order(op, "hang", times=1)
+            t = threading.Thread(target=lambda m=mine, s=said: s.append(f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **m))))
+            t.start()
+            f.doubles[1].wait("it hangs", lambda op=op: f.doubles[1].journal(op))
+            assert f.front.post("/v1/update_weights/abort", mine)["phase"] == "aborted"
+            t.join()
+            assert said[0][0] != 200, said
+            f.doubles[1].good("DELETE", "/fault")
+            f.update_all()
+    fleet_control.TIMEOUT_MS = TIMEOUT_MS
+
+
 def main():
-    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived, without_a_wake, late:
+    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived, without_a_wake, late, aborted_while_it_prepares:
         case()
 
 

@@ -64,6 +64,22 @@ def a_starting_update_is_shown(f, doubles):
     assert f.status()["update"] is None
 
 
+def an_abort_ends_a_start(f, doubles):
+    """Which an engine would keep waiting for 30 s."""
+    doubles[1].order("start", "hang")
+    thread, replies = in_background(f, "/v1/update_weights/start", {"weight_version": "hangs"})
+    mine = {"update_id": until("the status shows it", lambda: f.status()["update"])["update_id"]}
+    doubles[1].wait("it hangs", lambda: doubles[1].journal("start"))
+    ended = f.post("/v1/update_weights/abort", mine)
+    assert (ended["phase"], ended["update_id"]) == ("aborted", mine["update_id"]), ended
+    thread.join()
+    assert replies[0][0] >= 500 and "given up" in str(replies[0][1]), replies
+    assert f.status()["update"] is None
+    for d in doubles:
+        d.good("DELETE", "/fault")
+    f.post("/v1/update_weights/abort", {"update_id": f.post("/v1/update_weights/start", {})["update_id"]})
+
+
 def an_abort_after_a_refusal_names_the_refusal(f, doubles):
     text = json.dumps({"error": {"message": "checksum of 'a'", "code": "checksum_mismatch", "param": "/checksums/0"}})
     mine = {"update_id": f.post("/v1/update_weights/start", {"weight_version": "bad"})["update_id"]}
@@ -126,7 +142,7 @@ def main():
         an_engine_that_was_not_probed_yet_is_not_down(doubles)
         with front(doubles, "--probe-timeout", 400) as f:
             serving(f, doubles)
-            for test in (a_starting_update_is_shown, an_abort_after_a_refusal_names_the_refusal,
+            for test in (a_starting_update_is_shown, an_abort_ends_a_start, an_abort_after_a_refusal_names_the_refusal,
                          an_abort_after_accepted_tensors_has_the_reason):
                 test(f, doubles)
         with front(doubles, "--probe-interval", 1000, "--probe-timeout", 1000) as f:
