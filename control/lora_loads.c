@@ -45,9 +45,9 @@ static void lora_move(struct lora_job *job, enum lora_event event)
 int lora_loads_new(struct lora_loads **out, struct err *e)
 {
     static const struct workers_cfg cfgs[LORA_POOL_COUNT] = {
-        [LORA_POOL_HOST] = {"lora", LORA_THREADS, LORA_OPEN_MAX, 0},
-        [LORA_POOL_HANDLES] = {"lora-ipc", 1, LORA_OPEN_MAX, 0},
-        [LORA_POOL_GROUP] = {"lora-nccl", 1, LORA_OPEN_MAX, 0}};
+        [LORA_POOL_HOST] = {"lora", LORA_THREADS, LORA_OPEN_MAX, false},
+        [LORA_POOL_HANDLES] = {"lora-ipc", 1, LORA_OPEN_MAX, false},
+        [LORA_POOL_GROUP] = {"lora-nccl", 1, LORA_OPEN_MAX, false}};
     struct lora_loads *l = calloc(1, sizeof *l);
 
     if (l == NULL)

@@ -12,7 +12,7 @@ struct zmq_updates {
 
 int zmq_updates_new(struct zmq_updates **out, struct err *e)
 {
-    struct workers_cfg cfg = {"zmq", ZMQ_UPDATES_MAX, ZMQ_UPDATES_MAX, 0};
+    struct workers_cfg cfg = {"zmq", ZMQ_UPDATES_MAX, ZMQ_UPDATES_MAX, false};
     struct zmq_updates *z = calloc(1, sizeof *z);
 
     if (z == NULL)

@@ -126,7 +126,7 @@ static void on_expiry(void *arg)
     fc->expiry.running = true;
     fc->expiry.job = (struct job){.run = expiry_run, .arg = fc};
     mtx_unlock(&fc->lock);
-    (void)workers_post(fc->cfg.control, &fc->expiry.job, WORKERS_URGENT, &ignored);
+    (void)workers_post(fc->cfg.executor, &fc->expiry.job, WORKERS_URGENT, &ignored);
 }
 
 static void expire_session(struct fleet_control *fc)

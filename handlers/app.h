@@ -96,6 +96,7 @@ struct app_fleet {
     struct handoff *handoff;         /* --stage; NULL: the upstreams receive updates themselves */
     struct adapter_dir *adapter_dir; /* --adapter-dir; NULL: adapters are not sent as tensors */
     struct proxy *proxy;             /* of generate requests */
+    struct workers *executor;        /* of requests that wait for engines, or for each other */
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
     /* The status, and its member `update`: new; NULL without memory. Threads: any. */

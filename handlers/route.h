@@ -50,10 +50,12 @@ struct route_body_match {
 enum route_executor {
     EXECUTOR_LOOP,
     EXECUTOR_CONTROL,
-    EXECUTOR_URGENT, /* the threads of EXECUTOR_CONTROL, before all others: it ends what they wait
-                        for */
     EXECUTOR_GENERATE,
-    EXECUTOR_TEXT
+    EXECUTOR_TEXT,
+    EXECUTOR_FLEET, /* in front of a fleet: most of what runs there waits, and holds no thread; what
+                       blocks on a disk or a GPU is not for it */
+    EXECUTOR_URGENT /* the same threads, before all others: it ends what they wait for, or a lease
+                       ends without it */
 };
 
 /* The role that a key needs for the route; a role includes those before it. HEALTH needs no key

@@ -261,8 +261,10 @@ static struct workers *workers_of(const struct app *app, enum route_executor exe
 {
     switch (executor) {
     case EXECUTOR_CONTROL:
-    case EXECUTOR_URGENT:
         return app->control_executor;
+    case EXECUTOR_FLEET:
+    case EXECUTOR_URGENT:
+        return app->fleet->executor;
     case EXECUTOR_GENERATE:
     case EXECUTOR_TEXT:
     case EXECUTOR_LOOP:
@@ -282,7 +284,7 @@ static int dispatch_post(struct app *app, struct dispatch_job *d, enum route_exe
         d->x->arrival = generations_arrive(app->generate->generations);
     d->job = (struct job){.run = dispatch_job_run, .arg = d};
     if (workers_post(workers_of(app, executor), &d->job,
-                     executor == EXECUTOR_URGENT ? WORKERS_URGENT : WORKERS_NORMAL, e) == 0)
+                     executor == EXECUTOR_URGENT ? WORKERS_PRIOR : WORKERS_NORMAL, e) == 0)
         return 0;
     if (d->x->arrival != 0)
         generations_parsed(app->generate->generations, d->x->arrival);

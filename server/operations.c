@@ -87,10 +87,10 @@
 
 /* Columns: operation; executor; handler; is the request passed on unchanged?
  *
- * Requests that wait for the operation lock, however many they are, never keep a pause, a resume,
- * an abort or the renewal of a lease waiting for a thread: these have executors of their own. The
- * steps of an open update (tensors, proof) run on the generate executor, which has no generations
- * in front of a fleet. */
+ * Requests that wait, for the operation lock or for engines, never keep a pause, a resume, an abort
+ * or the renewal of a lease waiting, however many they are: they hold no thread. What blocks on a
+ * disk runs on other threads than they. The steps of an open update (tensors, proof) run on the
+ * generate executor, which has no generations in front of a fleet. */
 #define FLEET_OPERATIONS(X)                                                                        \
     X(OPERATION_LIVE, EXECUTOR_LOOP, handle_live, false)                                           \
     X(OPERATION_READY, EXECUTOR_LOOP, handle_ready, false)                                         \
@@ -101,7 +101,7 @@
     X(OPERATION_STATUS, EXECUTOR_LOOP, handle_fleet_status, false)                                 \
     X(OPERATION_EVENTS, EXECUTOR_LOOP, handle_events, false)                                       \
     X(OPERATION_GENERATIONS, EXECUTOR_LOOP, fleet_not_answered, false)                             \
-    X(OPERATION_RANKS, EXECUTOR_CONTROL, handle_fleet_ranks,                                       \
+    X(OPERATION_RANKS, EXECUTOR_FLEET, handle_fleet_ranks,                                         \
       false) /* one request to each upstream */                                                    \
     X(OPERATION_METRICS, EXECUTOR_CONTROL, handle_metrics, false)                                  \
     X(OPERATION_MODELS, EXECUTOR_LOOP, handle_fleet_proxy, true)                                   \
@@ -110,42 +110,42 @@
     X(OPERATION_UPSTREAM_READY, EXECUTOR_LOOP, handle_fleet_upstream_ready, false)                 \
     X(OPERATION_UPSTREAM_ADD, EXECUTOR_CONTROL, handle_fleet_upstream_add, false)                  \
     X(OPERATION_UPSTREAM_REMOVE, EXECUTOR_CONTROL, handle_fleet_upstream_remove, false)            \
-    X(OPERATION_UPSTREAMS_PROVE, EXECUTOR_CONTROL, handle_fleet_prove, false)                      \
-    X(OPERATION_RESYNC, EXECUTOR_CONTROL, handle_fleet_resync, false)                              \
-    X(OPERATION_UPDATE_START, EXECUTOR_CONTROL, handle_fleet_update_start, false)                  \
+    X(OPERATION_UPSTREAMS_PROVE, EXECUTOR_FLEET, handle_fleet_prove, false)                        \
+    X(OPERATION_RESYNC, EXECUTOR_FLEET, handle_fleet_resync, false)                                \
+    X(OPERATION_UPDATE_START, EXECUTOR_FLEET, handle_fleet_update_start, false)                    \
     X(OPERATION_UPDATE, EXECUTOR_GENERATE, handle_fleet_update, false)                             \
     X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
     X(OPERATION_UPDATE_FINISH, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
     X(OPERATION_UPDATE_ABORT, EXECUTOR_URGENT, handle_fleet_update_abort, false)                   \
-    X(OPERATION_UPDATE_RENEW, EXECUTOR_CONTROL, handle_fleet_update_renew, false)                  \
+    X(OPERATION_UPDATE_RENEW, EXECUTOR_URGENT, handle_fleet_update_renew, false)                   \
     X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, handle_fleet_update_get, false)                         \
     X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                 \
     X(OPERATION_UPDATE_ZMQ, EXECUTOR_CONTROL, fleet_update_zmq, false)                             \
     X(OPERATION_COMMIT_RESUME, EXECUTOR_URGENT, handle_fleet_commit_resume, false)                 \
-    X(OPERATION_COMMIT_OPEN, EXECUTOR_CONTROL, handle_fleet_commit_open, false)                    \
+    X(OPERATION_COMMIT_OPEN, EXECUTOR_FLEET, handle_fleet_commit_open, false)                      \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_DIFF, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
-    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_CONTROL, handle_fleet_weights_label, false)                \
+    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_FLEET, handle_fleet_weights_label, false)                  \
     X(OPERATION_WEIGHTS_CHECK, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_WEIGHT_VALUES, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_HANDLES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                          \
     X(OPERATION_PREFLIGHT, EXECUTOR_LOOP, fleet_not_answered, false)                               \
-    X(OPERATION_TRANSFER_INIT, EXECUTOR_CONTROL, handle_fleet_transfer_init, false)                \
+    X(OPERATION_TRANSFER_INIT, EXECUTOR_FLEET, handle_fleet_transfer_init, false)                  \
     X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, handle_fleet_transfer_get, false)                     \
-    X(OPERATION_TRANSFER_DELETE, EXECUTOR_CONTROL, handle_fleet_transfer_delete, false)            \
-    X(OPERATION_PAUSE, EXECUTOR_CONTROL, handle_fleet_pause, false)                                \
+    X(OPERATION_TRANSFER_DELETE, EXECUTOR_FLEET, handle_fleet_transfer_delete, false)              \
+    X(OPERATION_PAUSE, EXECUTOR_URGENT, handle_fleet_pause, false)                                 \
     X(OPERATION_RESUME, EXECUTOR_URGENT, handle_fleet_resume, false)                               \
-    X(OPERATION_SLEEP, EXECUTOR_CONTROL, handle_fleet_sleep, false)                                \
-    X(OPERATION_WAKE, EXECUTOR_CONTROL, handle_fleet_wake, false)                                  \
-    X(OPERATION_RESET_CACHE, EXECUTOR_CONTROL, handle_fleet_reset_cache, false)                    \
-    X(OPERATION_FLUSH_CACHE, EXECUTOR_CONTROL, handle_fleet_flush_cache, false)                    \
-    X(OPERATION_ABORT_REQUESTS, EXECUTOR_CONTROL, handle_fleet_abort_requests, false)              \
-    X(OPERATION_LORA_LOAD, EXECUTOR_CONTROL, handle_fleet_lora_load, false)                        \
-    X(OPERATION_LORA_UNLOAD, EXECUTOR_CONTROL, handle_fleet_lora_unload, false)                    \
+    X(OPERATION_SLEEP, EXECUTOR_FLEET, handle_fleet_sleep, false)                                  \
+    X(OPERATION_WAKE, EXECUTOR_FLEET, handle_fleet_wake, false)                                    \
+    X(OPERATION_RESET_CACHE, EXECUTOR_FLEET, handle_fleet_reset_cache, false)                      \
+    X(OPERATION_FLUSH_CACHE, EXECUTOR_FLEET, handle_fleet_flush_cache, false)                      \
+    X(OPERATION_ABORT_REQUESTS, EXECUTOR_URGENT, handle_fleet_abort_requests, false)               \
+    X(OPERATION_LORA_LOAD, EXECUTOR_FLEET, handle_fleet_lora_load, false)                          \
+    X(OPERATION_LORA_UNLOAD, EXECUTOR_FLEET, handle_fleet_lora_unload, false)                      \
     X(OPERATION_LORA_LIST, EXECUTOR_LOOP, handle_fleet_lora_list, false)                           \
     X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
     X(OPERATION_ROLLOUTS, EXECUTOR_LOOP, handle_fleet_rollouts, true)                              \

@@ -95,22 +95,24 @@ int server_build_executors(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
     struct app *a = &s->app;
-    bool waits = a->fleet != NULL; /* most requests wait for upstreams */
-    size_t n_generate = c->generate_queue + c->generate_concurrency;
-    struct workers_cfg control = {"control", c->control_threads, c->control_queue,
-                                  waits ? c->control_queue : 0};
-    struct workers_cfg generate = {"generate", c->generate_threads, n_generate,
-                                   waits ? n_generate : 0};
-    struct workers_cfg text = {"text", c->detokenize_concurrency, 1, 0};
+    struct workers_cfg control = {"control", c->control_threads, c->control_queue, false};
+    struct workers_cfg fleet = {"fleet", c->control_threads, c->control_queue, true};
+    struct workers_cfg generate = {"generate", c->generate_threads,
+                                   c->generate_queue + c->generate_concurrency, false};
+    struct workers_cfg text = {"text", c->detokenize_concurrency, 1, false};
     struct event_watch_cfg events = {events_poll, &s->events_poll};
 
     s->events_poll.app = a;
-    return event_watch_new(&a->events, &events, e) != 0 ||
-                   workers_new(&a->control_executor, &control, e) != 0 ||
-                   workers_new(&a->generate_executor, &generate, e) != 0 ||
-                   workers_new(&a->text_executor, &text, e) != 0
-               ? -1
-               : 0;
+    if (a->fleet != NULL) { /* steps of updates */
+        generate.n_queue_max = c->control_queue;
+        generate.waits = true;
+    }
+    if (event_watch_new(&a->events, &events, e) != 0 ||
+        workers_new(&a->control_executor, &control, e) != 0 ||
+        workers_new(&a->generate_executor, &generate, e) != 0 ||
+        workers_new(&a->text_executor, &text, e) != 0)
+        return -1;
+    return a->fleet != NULL ? workers_new(&a->fleet->executor, &fleet, e) : 0;
 }
 
 static void log_embedded(const struct server *s, struct log_rec *r)

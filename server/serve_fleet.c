@@ -144,8 +144,8 @@ static int open_control(struct server *s, struct err *e)
 {
     const struct settings *settings = &s->app.settings;
     struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
-                                    .control = s->app.control_executor,
-                                    .reconcile = s->app.generate_executor,
+                                    .executor = s->fleet.executor,
+                                    .blocking = s->app.control_executor,
                                     .history = s->app.history,
                                     .store = s->weights.store,
                                     .model_dir = s->config.model,

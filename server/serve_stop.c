@@ -183,6 +183,8 @@ static void server_stop(struct server *s)
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
     handoff_stop(s->fleet.handoff);     /* so does this one, and the update worker waits for it */
     fleet_proof_stop(s->fleet.control);
+    if (s->fleet.executor != NULL) /* its jobs may wait for the next */
+        workers_stop(s->fleet.executor);
     if (a->control_executor != NULL)
         workers_stop(a->control_executor);
     if (g->loads != NULL)
@@ -215,6 +217,7 @@ static void server_stop(struct server *s)
 
 static void free_executors(struct server *s)
 {
+    workers_free(s->fleet.executor);
     workers_free(s->app.control_executor);
     workers_free(s->app.generate_executor);
     workers_free(s->app.text_executor);

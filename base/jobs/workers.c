@@ -17,7 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKERS_STACK_NBYTES = 2 << 20, WORKERS_NAME_MAX = 16 };
+enum {
+    WORKERS_STACK_NBYTES = 2 << 20,
+    WORKERS_SPARE_MAX = 8, /* stacks of a thread that are kept for jobs to come */
+    WORKERS_NAME_MAX = 16
+};
 
 struct lane {
     struct job *head;
@@ -45,10 +49,11 @@ struct thread {
     struct cnd wakeup;    /* there is something to do */
     bool sleeps;          /* guarded by the pool's lock, and so are the next two */
     size_t n_waiting;
-    struct place *waiting;
+    struct place *waiting, **waiting_tail; /* the longest first */
 
-    struct place home, *now; /* on the thread's own stack; the one that runs */
-    struct place *spare;
+    struct place home, *now;     /* on the thread's own stack; the one that runs */
+    struct place *spare, *ended; /* the latter is freed next; NULL: none */
+    size_t n_spare;
     struct waiting how; /* its jobs wait */
     bool ending;
 };
@@ -60,11 +65,12 @@ struct workers {
     size_t n_alive; /* threads that will look for a job once more */
     size_t n_waiting;
 
-    size_t n_queue_max, n_waiting_max; /* immutable */
-    char name[WORKERS_NAME_MAX];       /* immutable */
-    size_t n_threads;                  /* immutable, and so is the next one */
-    struct thread *threads;            /* owned; [n_threads] */
-    size_t n_started;                  /* owner's thread only */
+    size_t n_queue_max; /* immutable, and so is the next one */
+    bool waits;
+    char name[WORKERS_NAME_MAX]; /* immutable */
+    size_t n_threads;            /* immutable, and so is the next one */
+    struct thread *threads;      /* owned; [n_threads] */
+    size_t n_started;            /* owner's thread only */
 };
 
 static _Thread_local struct thread *own;
@@ -102,6 +108,8 @@ static struct place *take_woken_locked(struct thread *t)
         if (!p->woken && p->deadline_us > now_us)
             continue;
         *at = p->next;
+        if (p->next == NULL)
+            t->waiting_tail = at;
         t->n_waiting--;
         t->pool->n_waiting--;
         return p;
@@ -113,9 +121,7 @@ static struct job *take_job_locked(struct workers *w)
 {
     struct job *job = lane_take(&w->lanes[WORKERS_URGENT]);
 
-    if (job == NULL && (w->n_waiting_max == 0 || w->n_waiting < w->n_waiting_max))
-        job = lane_take(&w->lanes[WORKERS_NORMAL]);
-    return job;
+    return job != NULL ? job : lane_take(&w->lanes[WORKERS_NORMAL]);
 }
 
 static uint64_t first_deadline_locked(const struct thread *t)
@@ -126,6 +132,11 @@ static uint64_t first_deadline_locked(const struct thread *t)
         if (p->deadline_us < first_us)
             first_us = p->deadline_us;
     return first_us;
+}
+
+static size_t n_queued_locked(const struct workers *w)
+{
+    return w->lanes[WORKERS_NORMAL].n + w->lanes[WORKERS_URGENT].n;
 }
 
 static void wake_thread_locked(struct thread *t)
@@ -155,8 +166,9 @@ struct work {
     struct job *job;
 };
 
-/* Returns: false if the pool stops, and there is nothing left to do. */
-static bool next_work(struct thread *t, struct work *out)
+/* Returns: false if the pool stops, and there is nothing left to do.
+ * @begins  may it begin a job? One that waits then must not keep it from those that wait already */
+static bool next_work(struct thread *t, bool begins, struct work *out)
 {
     struct workers *w = t->pool;
     bool any = true;
@@ -164,9 +176,9 @@ static bool next_work(struct thread *t, struct work *out)
     mtx_lock(&w->lock);
     for (;;) {
         *out = (struct work){.place = take_woken_locked(t)};
-        if (out->place == NULL)
+        if (out->place == NULL && begins)
             out->job = take_job_locked(w);
-        else if (w->lanes[WORKERS_NORMAL].n > 0) /* which it may have kept in there */
+        else if (n_queued_locked(w) > 0) /* for which it may have been woken */
             wake_any_locked(w);
         any = out->place != NULL || out->job != NULL;
         if (any || (w->stopping && t->waiting == NULL))
@@ -183,24 +195,37 @@ static bool next_work(struct thread *t, struct work *out)
 
 /* jobs that wait */
 
+static void free_ended(struct thread *t)
+{
+    if (t->ended == NULL)
+        return;
+    stack_free(t->ended->stack);
+    free(t->ended);
+    t->ended = NULL;
+}
+
 static void change_place(struct thread *t, struct place *to)
 {
     struct place *from = t->now;
 
     t->now = to;
     stack_change(from->stack, to->stack);
+    free_ended(t);
 }
 
-static void run_jobs(struct thread *t);
+static struct place *run_jobs(struct thread *t);
 
 /* The first time that a thread changes to a place. */
 static struct stack *run_place(void *arg)
 {
     struct thread *t = arg;
+    struct place *next;
 
-    run_jobs(t);
-    t->now = &t->home;
-    return t->home.stack;
+    free_ended(t);
+    next = run_jobs(t);
+    t->ended = t->now;
+    t->now = next;
+    return next->stack;
 }
 
 static bool add_spare(struct thread *t)
@@ -215,6 +240,7 @@ static bool add_spare(struct thread *t)
     }
     p->thread = t;
     t->spare = p;
+    t->n_spare = 1;
     return true;
 }
 
@@ -248,13 +274,15 @@ static void wait_here(void *arg, struct waiter *waiter, uint64_t deadline_us)
     struct place *p = (struct place *)waiter, *spare = t->spare;
 
     p->deadline_us = deadline_us;
+    p->next = NULL;
     mtx_lock(&t->pool->lock);
-    p->next = t->waiting;
-    t->waiting = p;
+    *t->waiting_tail = p;
+    t->waiting_tail = &p->next;
     t->n_waiting++;
     t->pool->n_waiting++;
     mtx_unlock(&t->pool->lock);
     t->spare = spare->next;
+    t->n_spare--;
     cnd_set_waiting(NULL);
     change_place(t, spare);
     cnd_set_waiting(&t->how);
@@ -265,17 +293,17 @@ static void wait_here(void *arg, struct waiter *waiter, uint64_t deadline_us)
 static void run_job(struct thread *t, struct job *job)
 {
     t->now->local = NULL;
-    cnd_set_waiting(t->pool->n_waiting_max > 0 ? &t->how : NULL);
+    cnd_set_waiting(t->pool->waits ? &t->how : NULL);
     job->run(job->arg);
     cnd_set_waiting(NULL);
     mtx_assert_none();
 }
 
-static void leave_place(struct thread *t, struct place *to)
+static void make_spare(struct thread *t, struct place *p)
 {
-    t->now->next = t->spare;
-    t->spare = t->now;
-    change_place(t, to);
+    p->next = t->spare;
+    t->spare = p;
+    t->n_spare++;
 }
 
 static void unlink_spare(struct thread *t, const struct place *p)
@@ -285,26 +313,36 @@ static void unlink_spare(struct thread *t, const struct place *p)
     while (*at != p)
         at = &(*at)->next;
     *at = p->next;
+    t->n_spare--;
 }
 
-/* On each stack of a thread. Returns when the thread ends. */
-static void run_jobs(struct thread *t)
+/* Without memory for a spare stack the next job might keep the thread from those that wait. */
+static bool may_begin(struct thread *t)
+{
+    return t->waiting == NULL || t->spare != NULL || add_spare(t);
+}
+
+/* On each stack of a thread. Returns when this one ends: to which it goes on. */
+static struct place *run_jobs(struct thread *t)
 {
     struct work work;
 
-    while (!t->ending && next_work(t, &work)) {
-        if (work.place != NULL)
-            leave_place(t, work.place);
-        else
+    while (!t->ending && next_work(t, may_begin(t), &work)) {
+        struct place *here = t->now;
+
+        if (work.place == NULL) {
             run_job(t, work.job);
+            continue;
+        }
+        if (here != &t->home && t->n_spare >= WORKERS_SPARE_MAX)
+            return work.place;
+        make_spare(t, here);
+        change_place(t, work.place);
     }
-    if (t->ending)
-        return;
-    t->ending = true;
-    if (t->now != &t->home) {
+    if (!t->ending && t->now != &t->home)
         unlink_spare(t, &t->home);
-        leave_place(t, &t->home);
-    }
+    t->ending = true;
+    return &t->home;
 }
 
 /* Each ends on its own stack. */
@@ -315,8 +353,6 @@ static void end_spare(struct thread *t)
 
         t->spare = p->next;
         change_place(t, p);
-        stack_free(p->stack);
-        free(p);
     }
 }
 
@@ -325,9 +361,9 @@ static void *worker_main(void *arg)
     struct thread *t = arg;
 
     own = t;
-    if (t->pool->n_waiting_max > 0)
+    if (t->pool->waits)
         t->home.stack = stack_of_thread();
-    run_jobs(t);
+    (void)run_jobs(t);
     end_spare(t);
     stack_free(t->home.stack);
     return NULL;
@@ -349,6 +385,7 @@ static void thread_init(struct workers *w, struct thread *t)
     t->pool = w;
     t->home.thread = t;
     t->now = &t->home;
+    t->waiting_tail = &t->waiting;
     t->how = (struct waiting){.begin = wait_begin, .wait = wait_here, .arg = t};
 }
 
@@ -384,7 +421,7 @@ int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err 
     for (int lane = 0; lane < 2; lane++)
         w->lanes[lane].tail = &w->lanes[lane].head;
     w->n_queue_max = cfg->n_queue_max;
-    w->n_waiting_max = cfg->n_waiting_max;
+    w->waits = cfg->waits;
     (void)snprintf(w->name, sizeof w->name, "%s", cfg->name);
     w->n_alive = w->n_threads = cfg->n_threads;
     for (size_t i = 0; i < w->n_threads; i++)
@@ -422,22 +459,68 @@ void workers_free(struct workers *w)
     free(w);
 }
 
+static size_t max_of(const struct workers *w, enum workers_lane lane)
+{
+    return lane == WORKERS_NORMAL  ? w->n_queue_max
+           : lane == WORKERS_PRIOR ? 2 * w->n_queue_max
+                                   : SIZE_MAX;
+}
+
 int workers_post(struct workers *w, struct job *job, enum workers_lane lane, struct err *e)
 {
+    size_t n_open;
     int rc = 0;
 
     mtx_lock(&w->lock);
+    n_open = w->n_waiting + w->lanes[lane == WORKERS_PRIOR ? WORKERS_URGENT : lane].n;
     if (w->stopping && (lane == WORKERS_NORMAL || w->n_alive == 0)) {
         rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
-    } else if (lane == WORKERS_NORMAL && w->lanes[lane].n >= w->n_queue_max) {
-        rc = err_set(e, ERR_OVERLOADED, "", "the %s queue is full (%zu waiting)", w->name,
-                     w->lanes[lane].n);
+    } else if (n_open >= max_of(w, lane)) {
+        rc = err_set(e, ERR_OVERLOADED, "", "the %s queue is full (%zu waiting)", w->name, n_open);
     } else {
-        lane_put(&w->lanes[lane], job);
+        lane_put(&w->lanes[lane == WORKERS_NORMAL ? WORKERS_NORMAL : WORKERS_URGENT], job);
         wake_any_locked(w);
     }
     mtx_unlock(&w->lock);
     return rc;
+}
+
+/* A job that somebody waits for. */
+struct call {
+    struct job job;
+    void (*run)(void *arg);
+    void *arg;
+    struct mtx lock; /* rank MTX_LEAF; guards `ended` */
+    struct cnd changed;
+    bool ended;
+};
+
+static void run_call(void *arg)
+{
+    struct call *c = arg;
+
+    c->run(c->arg);
+    mtx_lock(&c->lock);
+    c->ended = true;
+    cnd_broadcast(&c->changed);
+    mtx_unlock(&c->lock);
+}
+
+void workers_call(struct workers *w, void (*run)(void *arg), void *arg)
+{
+    struct call c = {.job = {.run = run_call, .arg = &c}, .run = run, .arg = arg};
+    struct err stopping = {0};
+
+    mtx_init(&c.lock, MTX_LEAF);
+    cnd_init(&c.changed);
+    if (workers_post(w, &c.job, WORKERS_URGENT, &stopping) != 0)
+        run_call(&c);
+    mtx_lock(&c.lock);
+    while (!c.ended)
+        (void)cnd_wait(&c.changed, &c.lock, CLOCK_NEVER);
+    mtx_unlock(&c.lock);
+    cnd_fini(&c.changed);
+    mtx_fini(&c.lock);
 }
 
 size_t workers_queued(struct workers *w)
@@ -445,7 +528,7 @@ size_t workers_queued(struct workers *w)
     size_t n;
 
     mtx_lock(&w->lock);
-    n = w->lanes[WORKERS_NORMAL].n + w->lanes[WORKERS_URGENT].n;
+    n = n_queued_locked(w);
     mtx_unlock(&w->lock);
     return n;
 }

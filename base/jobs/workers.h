@@ -3,14 +3,17 @@
  * The urgent lane is served first; it is for work that an already admitted request waits for. Jobs
  * are embedded in their owners, so posting cannot fail for lack of memory.
  *
- * In a pool with n_waiting_max a job that waits (cnd_wait) holds no thread: its stack is left, its
- * thread takes other jobs, and goes on with it when it was woken. It is always the same thread;
- * thread-local variables may be changed by the jobs that ran meanwhile. */
+ * In a pool of jobs that wait (cnd_wait), one that does holds no thread: its stack is left, its
+ * thread takes other jobs, and goes on with it when it was woken. It is always the same thread; so
+ * thread-local variables may be changed by the jobs that ran meanwhile, and a job that blocks its
+ * thread otherwise, as on a disk, keeps others waiting: it belongs into another pool
+ * (workers_call). */
 #ifndef BATON_BASE_WORKERS_H
 #define BATON_BASE_WORKERS_H
 
 #include "base/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct workers;
@@ -22,14 +25,16 @@ struct job {
     struct job *next; /* of the pool while queued */
 };
 
-enum workers_lane { WORKERS_NORMAL, WORKERS_URGENT };
+/* WORKERS_PRIOR: the urgent lane, for a request that ends what others wait for: with a bound too.
+ */
+enum workers_lane { WORKERS_NORMAL, WORKERS_URGENT, WORKERS_PRIOR };
 
 struct workers_cfg {
-    const char *name;     /* thread names: "<name>/<i>", cut at 15 bytes */
-    size_t n_threads;     /* >= 1 */
-    size_t n_queue_max;   /* bound of the normal lane; the urgent lane has none of its own */
-    size_t n_waiting_max; /* while more jobs wait without a thread, those of the normal lane stay in
-                             it; 0: a job that waits keeps its thread */
+    const char *name;   /* thread names: "<name>/<i>", cut at 15 bytes */
+    size_t n_threads;   /* >= 1 */
+    size_t n_queue_max; /* of the normal lane; twice as many of WORKERS_PRIOR, and any number else.
+                           Jobs that wait count, too */
+    bool waits;         /* a job that waits holds no thread */
 };
 
 /* workers_new - start the threads (stack 1 MiB or more: jansson recurses).
@@ -45,10 +50,15 @@ void workers_free(struct workers *w); /* stops first; accepts NULL */
 
 /* workers_post - queue a job.
  * Threads: any; takes MTX_WORKERS. Blocks: no.
- * Errors:  ERR_OVERLOADED  the normal lane is full
+ * Errors:  ERR_OVERLOADED  too many are queued or wait, and the lane has a bound
  *          ERR_DRAINING    the pool is stopping
  *          After an error the job was not queued and will not run. */
 int workers_post(struct workers *w, struct job *job, enum workers_lane lane, struct err *e);
+
+/* workers_call - have `run` called by a thread of the pool, and wait for its end; if the pool is
+ * stopping, by this one. For what blocks, from a job of a pool of jobs that wait.
+ * Threads: none of this pool's. Blocks: until it has ended. */
+void workers_call(struct workers *w, void (*run)(void *arg), void *arg);
 
 /* workers_queued - jobs in both lanes, for gauges. workers_waiting - jobs that wait without a
  * thread. */

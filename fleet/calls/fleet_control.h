@@ -27,16 +27,16 @@ struct workers;
 /* All borrowed until fleet_control_free. */
 struct fleet_control_cfg {
     struct upstreams *upstreams;
-    struct workers *control;   /* runs what follows when a lease ends, and pauses and resumes */
-    struct workers *reconcile; /* loads and unloads missing adapters, resets caches */
-    uint64_t update_us;        /* for one step of an update at one engine */
-    struct history *history;   /* of ended updates; NULL: none is kept */
-    bool pause_fenced;         /* engines that are fenced for their weights are paused too */
-    enum fleet_prove prove;    /* what each engine is asked for after an update */
-    struct store *store;       /* the committed bytes, of --stage; NULL: none are here */
-    const char *model_dir;     /* of the model that the engines serve; NULL: where they name it */
-    bool recomputes;           /* running generations recompute their KV after an update */
-    bool finishes;             /* an update waits until running generations have ended */
+    struct workers *executor; /* of jobs that wait for engines */
+    struct workers *blocking; /* of those that read committed bytes */
+    uint64_t update_us;       /* for one step of an update at one engine */
+    struct history *history;  /* of ended updates; NULL: none is kept */
+    bool pause_fenced;        /* engines that are fenced for their weights are paused too */
+    enum fleet_prove prove;   /* what each engine is asked for after an update */
+    struct store *store;      /* the committed bytes, of --stage; NULL: none are here */
+    const char *model_dir;    /* of the model that the engines serve; NULL: where they name it */
+    bool recomputes;          /* running generations recompute their KV after an update */
+    bool finishes;            /* an update waits until running generations have ended */
     bool allow_unseen; /* a configured model spec does not refuse tensors whose names are unseen */
 };
 

@@ -61,7 +61,7 @@ struct fleet_reconciler {
     struct fleet_control *fc;  /* immutable, and so is the next one */
     struct upstream *upstream; /* the engine itself; counted while `running` */
     bool known;                /* its adapters were looked at before */
-    struct job job;            /* of cfg.reconcile; posted while `running` */
+    struct job job;            /* of cfg.executor; posted while `running` */
     bool running;
     struct retry retry;
     struct err why;   /* of the last failure */
@@ -94,7 +94,7 @@ static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)
     return upstream_control(upstream);
 }
 
-/* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.control. */
+/* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.executor. */
 struct fleet_expiry {
     struct loop_item reschedule;
     struct loop_timer timer;

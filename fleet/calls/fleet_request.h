@@ -35,7 +35,7 @@ struct fleet_target {
     bool until_down;      /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
     const bool *given_up; /* atomic: and when this becomes true; NULL: never */
     uint64_t late_us;     /* and so long after n_enough others have answered well: FLEET_UNKNOWN,
-                             ERR_UPSTREAM_TIMEOUT; 0: never */
+                             ERR_UNSYNCED; 0: never */
     size_t n_enough;
 };
 

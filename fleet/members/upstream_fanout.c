@@ -295,7 +295,7 @@ static void part_give_up(struct part *p, bool late)
     p->reply->good = false;
     p->reply->sent = true; /* as far as is known */
     if (late)
-        (void)err_set(&p->reply->why, ERR_UPSTREAM_TIMEOUT, "",
+        (void)err_set(&p->reply->why, ERR_UNSYNCED, "",
                       "it did not answer %s within %.1f s of the others, which are enough "
                       "(--min-ready)",
                       p->call.request.path, (double)p->call.late_us / 1e6);

@@ -42,7 +42,7 @@ struct upstream_reply {
     char *text; /* the body, NUL-terminated; NULL: none. Owned by the fan-out unless moved out */
     size_t text_len;
     struct err why; /* clean if good; else ERR_UPSTREAM_TIMEOUT, ERR_UPSTREAM (with the engine's
-                       message), ERR_UNSYNCED (is_down of upstream_fanout_give_up), or
+                       message), ERR_UNSYNCED (upstream_fanout_give_up), or
                        ERR_NO_MEMORY: this server's fault, which proves nothing about the engine */
 };
 

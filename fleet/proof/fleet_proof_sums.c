@@ -149,7 +149,7 @@ void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
     p->read_serial = p->serial;
     p->read_incarnation = p->incarnation;
     mtx_unlock(&fc->lock);
-    if (workers_post(fc->cfg.reconcile, &p->job, WORKERS_URGENT, &ignored) == 0)
+    if (workers_post(fc->cfg.blocking, &p->job, WORKERS_URGENT, &ignored) == 0)
         return;
     free(p->reply);
     mtx_lock(&fc->lock);

@@ -123,6 +123,12 @@ static inline bool part_reports(const struct fleet_part *p, const char *label)
     return p->label_read && strcmp(p->label, label) == 0;
 }
 
+/* part_may_hang - was its last answer given up, as it was late or an abort came? */
+static inline bool part_may_hang(const struct fleet_part *p)
+{
+    return p->out && p->outcome == FLEET_UNKNOWN && p->why.code == ERR_UNSYNCED;
+}
+
 static inline bool part_needs_start(const struct fleet_part *p)
 {
     return !p->two_phase && p->own_update != PART_UPDATE_NONE;

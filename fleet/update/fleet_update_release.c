@@ -21,11 +21,6 @@ static bool may_be_paused(const struct fleet_part *p)
     return !p->two_phase && upstream_may_be_paused(p->upstream);
 }
 
-static bool may_hang(const struct fleet_part *p)
-{
-    return p->out && p->outcome == FLEET_UNKNOWN;
-}
-
 /* Paused for the update, and unchanged. @arg  bool: only engines that are out. An engine that is
  * fenced, or was before, stays paused. One that may hang is resumed by fleet/want/fleet_gate.c. */
 static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
@@ -33,7 +28,7 @@ static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
     const bool *dropped = arg;
 
     return may_be_paused(p) && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
-           (p->out || !*dropped) && !may_hang(p) && !upstream_is_fenced(p->upstream);
+           (p->out || !*dropped) && !part_may_hang(p) && !upstream_is_fenced(p->upstream);
 }
 
 static bool is_finished_paused(const struct fleet_part *p, const void *arg)

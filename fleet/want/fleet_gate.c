@@ -332,7 +332,7 @@ static void on_timer(void *arg)
     upstream_list_unref(all);
     if (starts) {
         g->job = (struct job){.run = run, .arg = fc};
-        (void)workers_post(fc->cfg.control, &g->job, WORKERS_URGENT, &ignored);
+        (void)workers_post(fc->cfg.executor, &g->job, WORKERS_URGENT, &ignored);
     }
     loop_timer_set(upstreams_loop(fc->upstreams), &g->timer, clock_after_us(GATE_INTERVAL_US));
 }

@@ -228,7 +228,7 @@ static void start_job(struct fleet_reconciler *f)
     struct err ignored = {0};
 
     f->job = (struct job){.run = reconcile_run, .arg = f};
-    if (workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored) == 0)
+    if (workers_post(fc->cfg.executor, &f->job, WORKERS_URGENT, &ignored) == 0)
         return;
     end_job(f);
 }

@@ -3,6 +3,7 @@
 #include "handlers/fleet/status.h"
 
 #include "base/clock.h"
+#include "base/loop.h"
 #include "base/prometheus.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
@@ -158,6 +159,10 @@ void metrics_fleet(struct app *app, struct buf *out)
     prom_one(out, "baton_fleet_serving", "gauge", "Upstreams in rotation", s.n_serving);
     prom_one(out, "baton_fleet_min_ready", "gauge", "Upstreams that must serve to be ready",
              s.min_ready);
+    prom_one_seconds(
+        out, "baton_fleet_lag_seconds_max", "gauge",
+        "Longest iteration of the loop of control requests in the last 30 to 60 seconds",
+        loop_lag_max_us(upstreams_loop(app->fleet->upstreams)));
     put_lanes(&s, out);
     if (app->fleet->adapter_dir != NULL)
         prom_one(out, "baton_adapter_dir_bytes", "gauge",

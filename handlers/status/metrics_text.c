@@ -156,7 +156,8 @@ static void put_pools(struct app *app, struct buf *out)
         struct workers *pool;
     } rows[] = {{"control", app->control_executor},
                 {"generate", app->generate_executor},
-                {"text", app->text_executor}};
+                {"text", app->text_executor},
+                {"fleet", app->fleet != NULL ? app->fleet->executor : NULL}};
     const size_t n = sizeof rows / sizeof rows[0];
 
     prom_head(out, "baton_pool_queued", "gauge", "Jobs that wait for a thread");

@@ -16,7 +16,7 @@ from upstreams_world import check, commit, metric, run, same, world
 N_WAITERS = 40
 AT_ONCE_S = 10  # on a busy machine; a request that waits for the held operation takes longer
 HOLD_MS = 60_000  # at most
-WAITING = 'baton_pool_waiting{pool="control"}'
+WAITING = 'baton_pool_waiting{pool="fleet"}'
 HEAD = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 

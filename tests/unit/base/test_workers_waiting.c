@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@ static struct mtx lock;
 static struct cnd moved, turn;
 static unsigned n_begun, n_ended, n_late, tickets; /* guarded by lock, and so is what follows */
 static unsigned order[JOBS_MAX];
-static bool no_memory;
+static atomic_bool no_memory;
 
 struct stack *__real_stack_new(size_t nbytes, struct stack *(*run)(void *arg), void *arg);
 struct stack *__wrap_stack_new(size_t nbytes, struct stack *(*run)(void *arg), void *arg);
@@ -115,6 +116,12 @@ static void await(const unsigned *n, unsigned wanted)
     mtx_unlock(&lock);
 }
 
+static void await_waiting(struct workers *w, size_t wanted)
+{
+    while (workers_waiting(w) < wanted)
+        (void)sched_yield();
+}
+
 static void give_tickets(unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
@@ -125,9 +132,9 @@ static void give_tickets(unsigned n)
     }
 }
 
-static struct workers *start(size_t n_threads, size_t n_waiting_max)
+static struct workers *start(size_t n_threads, size_t n_queue_max)
 {
-    struct workers_cfg cfg = {"pool", n_threads, JOBS_MAX, n_waiting_max};
+    struct workers_cfg cfg = {"pool", n_threads, n_queue_max, true};
     struct workers *w;
     struct err e = {0};
 
@@ -187,44 +194,137 @@ static void test_a_deadline_ends_a_wait(void **state)
     workers_free(w);
 }
 
-static void test_a_full_pool_takes_urgent_jobs_only(void **state)
+static void test_jobs_that_wait_count(void **state)
 {
-    struct workers *w = start(2, 2);
-    struct job jobs[2], normal, urgent;
+    struct workers *w = start(1, 2);
+    struct job jobs[4], refused = {.run = run_note}, urgent;
+    struct err e = {0};
 
     (void)state;
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < 2; i++) {
         post(w, &jobs[i], run_turn, i, WORKERS_NORMAL);
-    await(&n_begun, 2);
-    while (workers_waiting(w) < 2)
-        (void)sched_yield();
-    post(w, &normal, run_note, 0, WORKERS_NORMAL);
-    post(w, &urgent, run_turn, 2, WORKERS_URGENT);
-    await(&n_begun, 3);
-    assert_int_equal(workers_queued(w), 1);
-    assert_int_equal(n_ended, 0);
-    give_tickets(2); /* then one waits, and there is room */
-    await(&n_ended, 3);
-    assert_int_equal(workers_queued(w), 0);
-    give_tickets(1);
+        await_waiting(w, i + 1);
+    }
+    assert_int_equal(workers_post(w, &refused, WORKERS_NORMAL, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    err_clear(&e);
+    for (unsigned i = 2; i < 4; i++) {
+        post(w, &jobs[i], run_turn, i, WORKERS_PRIOR);
+        await_waiting(w, i + 1);
+    }
+    assert_int_equal(workers_post(w, &refused, WORKERS_PRIOR, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    post(w, &urgent, run_note, 0, WORKERS_URGENT);
+    await(&n_ended, 1);
+    n_ended = 0;
+    give_tickets(4);
     await(&n_ended, 4);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(order[i], i); /* who waits longest is served first */
     workers_free(w);
 }
 
-static void test_without_memory_a_job_keeps_its_thread(void **state)
+static void run_busy(void *arg)
 {
-    struct workers *w = start(2, JOBS_MAX);
-    struct job first, second;
+    bool *may_end = arg;
+
+    run_note(NULL);
+    while (!__atomic_load_n(may_end, __ATOMIC_ACQUIRE))
+        (void)sched_yield();
+}
+
+static void run_turn_then_busy(void *arg)
+{
+    run_turn(NULL);
+    run_busy(arg);
+}
+
+/* A post wakes the thread on which a job waits. If that job goes on first, another thread takes
+ * what was posted. */
+static void test_what_was_posted_does_not_wait_for_a_job_that_goes_on(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 50; round++) {
+        struct workers *w = start(2, JOBS_MAX);
+        struct job first, urgent;
+        bool may_end = false;
+
+        n_begun = n_ended = 0;
+        post(w, &first, run_turn_then_busy, (uintptr_t)&may_end, WORKERS_NORMAL);
+        await_waiting(w, 1);
+        mtx_lock(&lock);
+        tickets++;
+        post(w, &urgent, run_note, 0, WORKERS_URGENT);
+        cnd_signal(&turn);
+        mtx_unlock(&lock);
+        await(&n_ended, 3); /* the turn, what it notes, and the urgent job beside it */
+        __atomic_store_n(&may_end, true, __ATOMIC_RELEASE);
+        workers_free(w);
+    }
+}
+
+static void run_blocking(void *arg)
+{
+    *(const void **)arg = workers_self();
+}
+
+struct caller {
+    struct workers *other;
+    const void *self, *found;
+};
+
+static void run_caller(void *arg)
+{
+    struct caller *c = arg;
+
+    c->self = workers_self();
+    workers_call(c->other, run_blocking, &c->found);
+    run_note(NULL);
+}
+
+static void test_a_call_runs_in_the_other_pool(void **state)
+{
+    struct workers_cfg cfg = {"other", 1, 1, false};
+    struct workers *w = start(1, JOBS_MAX), *other;
+    struct caller callers[20];
+    struct job jobs[20];
+    struct err e = {0};
 
     (void)state;
-    no_memory = true;
-    post(w, &first, run_turn, 1, WORKERS_NORMAL);
-    await(&n_begun, 1);
-    post(w, &second, run_note, 0, WORKERS_NORMAL);
+    assert_int_equal(workers_new(&other, &cfg, &e), 0);
+    for (int i = 0; i < 20; i++) {
+        callers[i] = (struct caller){.other = other};
+        post(w, &jobs[i], run_caller, (uintptr_t)&callers[i], WORKERS_NORMAL);
+    }
+    await(&n_ended, 20);
+    for (int i = 0; i < 20; i++) {
+        assert_non_null(callers[i].found);
+        assert_ptr_not_equal(callers[i].found, callers[i].self);
+    }
+    workers_stop(other);
+    n_ended = 0;
+    post(w, &jobs[0], run_caller, (uintptr_t)&callers[0], WORKERS_NORMAL);
     await(&n_ended, 1);
-    assert_int_equal(workers_waiting(w), 0);
-    give_tickets(1);
-    await(&n_ended, 2);
+    assert_ptr_equal(callers[0].found, callers[0].self); /* it runs all the same */
+    workers_free(w);
+    workers_free(other);
+}
+
+/* One that holds the thread of others which wait would keep them from what they wait for. */
+static void test_without_memory_a_job_keeps_no_thread_of_others(void **state)
+{
+    struct workers *w = start(2, JOBS_MAX);
+    struct job jobs[2], second, third;
+
+    (void)state;
+    post(w, &jobs[0], run_turn, 0, WORKERS_NORMAL);
+    await_waiting(w, 1);
+    no_memory = true;
+    post(w, &second, run_turn, 1, WORKERS_NORMAL); /* keeps the other thread */
+    await(&n_begun, 2);
+    post(w, &third, run_note, 0, WORKERS_NORMAL);
+    give_tickets(2);
+    await(&n_ended, 3);
     workers_free(w);
 }
 
@@ -309,8 +409,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_one_thread_has_many_jobs_that_wait, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_deadline_ends_a_wait, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_full_pool_takes_urgent_jobs_only, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_without_memory_a_job_keeps_its_thread, setup,
+        cmocka_unit_test_setup_teardown(test_jobs_that_wait_count, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_was_posted_does_not_wait_for_a_job_that_goes_on,
+                                        setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_call_runs_in_the_other_pool, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_without_memory_a_job_keeps_no_thread_of_others, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_a_stop_awaits_jobs_that_wait, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stacks_are_kept, setup, teardown),

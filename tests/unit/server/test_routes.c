@@ -222,7 +222,7 @@ static void test_each_operation_has_its_handlers(void **state)
 
 static bool is_of_an_update(enum route_executor executor)
 {
-    return executor == EXECUTOR_GENERATE || executor == EXECUTOR_CONTROL;
+    return executor == EXECUTOR_GENERATE || executor == EXECUTOR_FLEET;
 }
 
 /* It is refused, on whichever threads. */

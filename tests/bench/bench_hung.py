@@ -1,0 +1,129 @@
+"""What one engine that hangs costs the others: each figure beside that of the same server without it, from one run.
+
+Usage: bench_hung.py BATON FAKE_ENGINE [N [ROUNDS]]      (default 256 doubles of vLLM, 15 rounds)
+
+Three servers one after the other, each in front of doubles of its own with --min-ready N - 1: N - 1 engines (the
+base); N of which one hangs since before the server started; N of which one begins to hang at this moment (stopped by
+a signal before each request, and let go after it). Prints for each the median and the longest time of GET /v1/status,
+of a whole update, and of a pause and its resume, their ratios to the base, and the longest turn of the server's loop
+while it ran.
+"""
+
+import concurrent.futures
+import itertools
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "http", "lib"))
+from fake_engine_world import Double  # noqa: E402
+from fleet_world import Server, until  # noqa: E402
+
+PROBE_MS, TIMEOUT_MS = 2000, 60000
+PAUSE_S = 5  # its timeout_s
+TENSORS = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]], "packed": True,
+           "tensor_sizes": [2, 12], "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
+LABELS = (f"step-{i}" for i in itertools.count(1))
+
+
+def timed(call):
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+class World:
+    def __init__(self, binary, engine, n, n_needed, log):
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            self.doubles = list(pool.map(lambda _: Double(engine, "vllm", "--weight-version", "step-0"), range(n)))
+        self.front = Server(binary, log, "--probe-interval", PROBE_MS, "--probe-timeout", 1000,
+                            "--update-timeout", TIMEOUT_MS, "--min-ready", n_needed, "--compat", "all", "--prove", "none",
+                            *itertools.chain.from_iterable(("--upstream", f"{d.url},vllm") for d in self.doubles))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for d in self.doubles:
+            d.process.kill()
+            d.process.wait()
+            d.process.stdout.close()
+        self.front.kill()
+
+    def serve(self, n):
+        until(lambda: f"{n} serve: {self.states()}", lambda: self.states().count("serving") == n)
+
+    def states(self):
+        return [u["state"] for u in self.front.status()["upstreams"]["list"]]
+
+    def update(self):
+        mine = {"update_id": self.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+        self.front.post("/v1/update_weights", dict(TENSORS, **mine))
+        self.front.post("/v1/update_weights/finish", mine)
+
+    def pause(self):
+        """It fails at its own deadline if an engine hangs."""
+        self.front.ask("POST", "/v1/pause", {"mode": "keep", "timeout_s": PAUSE_S})
+        self.front.ask("POST", "/v1/resume", {})
+
+    def heal(self):
+        """The one that hung may lack a version, or a resume."""
+        def all_serve():
+            self.front.ask("POST", "/v1/resume", {})
+            self.update()
+            return self.states().count("serving") == len(self.doubles)
+        until(lambda: f"all serve: {self.states()}", all_serve, every_s=1)
+
+    def longest_turn(self):
+        for line in self.front.ask("GET", "/metrics")[1].splitlines():
+            if line.startswith("baton_fleet_lag_seconds_max"):
+                return float(line.split()[-1])
+        return None
+
+
+def measure(world, rounds, hang=None):
+    """{what: seconds of each round}; `hang` is stopped for each."""
+    times = {"status": [], "update": [], "pause and resume": []}
+    for _ in range(rounds):
+        for what, call in (("status", world.front.status), ("update", world.update), ("pause and resume", world.pause)):
+            if hang is not None:
+                os.kill(hang.process.pid, signal.SIGSTOP)
+            times[what].append(timed(call))
+            if hang is not None:
+                os.kill(hang.process.pid, signal.SIGCONT)
+                world.heal()
+    return times
+
+
+def main():
+    binary, engine = sys.argv[1:3]
+    n = int(sys.argv[3]) if len(sys.argv) > 3 else 256
+    rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 15
+    found = {}
+    with tempfile.TemporaryDirectory() as work:
+        log = os.path.join(work, "log")
+        with World(binary, engine, n - 1, n - 1, log) as w:
+            w.serve(n - 1)
+            w.update()
+            found["base"] = measure(w, rounds), w.longest_turn()
+        with World(binary, engine, n, n - 1, log) as w:
+            os.kill(w.doubles[-1].process.pid, signal.SIGSTOP)
+            until("it is down", lambda: w.states().count("serving") == n - 1)
+            w.update()
+            found["down"] = measure(w, rounds), w.longest_turn()
+        with World(binary, engine, n, n - 1, log) as w:
+            w.serve(n)
+            w.update()
+            found["hangs"] = measure(w, max(rounds // 5, 2), w.doubles[-1]), w.longest_turn()
+    for name, (times, turn) in found.items():
+        print(f"{name}: longest turn of the loop {turn} s")
+        for what, all_of in times.items():
+            base = statistics.median(found["base"][0][what])
+            print(f"  {what:16}  median {statistics.median(all_of) * 1000:9.2f} ms ({statistics.median(all_of) / base:6.2f} x base), "
+                  f"longest {max(all_of) * 1000:9.2f} ms")
+
+
+main()
