@@ -26,22 +26,10 @@ int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
 
     if (engine == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an upstream");
-    mtx_lock(&fc->lock);
-    fleet_adapters_join(&fc->adapters, &engine->adapters);
-    mtx_unlock(&fc->lock);
     engine->reconcile.fc = engine->proof.fc = fc;
     engine->reconcile.upstream = engine->proof.upstream = upstream;
     upstream_set_control(upstream, engine, engine_free);
     return 0;
-}
-
-void fleet_engine_leave(void *arg, struct upstream *upstream)
-{
-    struct fleet_control *fc = arg;
-
-    mtx_lock(&fc->lock);
-    fleet_adapters_leave(&fc->adapters, &fleet_engine(upstream)->adapters);
-    mtx_unlock(&fc->lock);
 }
 
 int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
@@ -61,7 +49,7 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fleet_reconcile_init(fc);
     fleet_gate_init(fc);
     if (fleet_proof_init(fc, e) != 0 ||
-        upstreams_on_joined(fc->upstreams, fleet_engine_join, fleet_engine_leave, fc, e) != 0) {
+        upstreams_on_joined(fc->upstreams, fleet_engine_join, fc, e) != 0) {
         fleet_proof_fini(fc);
         cnd_fini(&fc->changed);
         mtx_fini(&fc->lock);
@@ -81,7 +69,6 @@ void fleet_control_free(struct fleet_control *fc)
         fleet_session_unref(fc->ended[i]);
     fleet_spec_unref(fc->spec);
     fleet_transfer_clear(&fc->transfer);
-    fleet_adapters_fini(&fc->adapters);
     fleet_proof_fini(fc);
     cnd_fini(&fc->changed);
     mtx_fini(&fc->lock);

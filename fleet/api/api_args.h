@@ -63,6 +63,7 @@ struct api_args {
     uint32_t lease_s;       /* of a start, and of a renewal; 0: not told */
     const char *reason;     /* of an abort */
     const char *name, *dir; /* of an adapter; dir NULL: from no directory */
+    uint32_t number, slot;  /* of an adapter: for what is known of engines, not sent */
     bool running, external; /* of a reset: preempt running requests; its storage too */
     const char *const *ids; /* [n_ids], of requests to be aborted; NULL: none, or in the body */
     size_t n_ids;

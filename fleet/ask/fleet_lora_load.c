@@ -2,7 +2,6 @@
  */
 #include "fleet/ask/fleet_lora_load.h"
 
-#include "fleet/ask/fleet_lora.h"
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/want/fleet_cache.h"
 
@@ -17,28 +16,32 @@ void fleet_lora_reply_fini(struct fleet_lora_reply *reply)
 
 /* load */
 
-/* An engine that cannot replace an adapter unloads it first. One that fails may still have it. */
-static void unload_first(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                         const char *name)
+/* Engines on which it fails may still have it.
+ * @of  what is loaded: of fleet_adapter_begin */
+static void unload_at(struct fleet_control *fc, struct fleet_target *targets, size_t n,
+                      const struct api_args *of)
 {
-    const struct api_args args = {.name = name};
-    struct fleet_target few[FLEET_MAX];
+    const struct api_args args = {.name = of->name, .number = of->number, .slot = of->slot};
     struct fleet_result *results = NULL;
     struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++)
+        targets[i].args = &args;
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_STEP_US, &results, &ignored) == 0)
+        fleet_results_free(results, n);
+}
+
+/* An engine that cannot replace an adapter unloads it first. */
+static void unload_first(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                         const struct api_args *of)
+{
+    struct fleet_target few[FLEET_MAX];
     size_t n_few = 0;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (!upstream_caps_of(targets[i].upstream)->replaces_adapters)
-            few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .args = &args};
-    }
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &results, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < n_few; i++)
-        if (result_ok(&results[i]) || fleet_has_no_adapter(&results[i], name))
-            *fleet_lora_found(results[i].upstream) = FLEET_HAS_NONE;
-        else if (fleet_result_may_have_run(&results[i]))
-            *fleet_lora_found(results[i].upstream) = FLEET_HAS_OTHER;
-    fleet_results_free(results, n_few);
+            few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream};
+    unload_at(fc, few, n_few, of);
 }
 
 /* Unloads a new adapter from every engine that has it, or may have it. An engine on which that
@@ -46,33 +49,18 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
  * that name from before this server started: it would be the only engine that has it, so it unloads
  * it too. If all engines refused the load, nothing has changed. */
 static void undo_load(struct fleet_control *fc, const struct fleet_result *results, size_t n,
-                      const char *name)
+                      const struct api_args *of)
 {
-    const struct api_args args = {.name = name};
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *gone = NULL;
-    struct err ignored = {0};
     size_t n_targets = 0, n_took = 0;
 
     for (size_t i = 0; i < n; i++)
         n_took += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
     for (size_t i = 0; n_took > 0 && i < n; i++)
         if (results[i].outcome != FLEET_UNSENT)
-            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
-                                                         .args = &args};
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n_targets, FLEET_STEP_US, &gone, &ignored) ==
-        0) {
-        for (size_t i = 0; i < n_targets; i++) {
-            uint8_t *has = fleet_lora_found(gone[i].upstream);
-
-            if (result_ok(&gone[i]) ||
-                (gone[i].outcome == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
-                fleet_has_no_adapter(&gone[i], name))
-                *has = FLEET_HAS_NONE;
-        }
-        fleet_results_free(gone, n_targets);
-    }
-    (void)fleet_lora_remove(fc, name);
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
+    unload_at(fc, targets, n_targets, of);
+    (void)fleet_adapter_end_unloaded(fleet_of(fc));
 }
 
 static size_t n_good(const struct fleet_result *results, size_t n)
@@ -101,29 +89,6 @@ static int set_cause(const struct fleet_result *results, size_t n, bool changes,
     return -1;
 }
 
-/* What each engine has after a load: one on which it failed keeps what it had. */
-static void set_after_load(const struct fleet_result *results, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint8_t *has = fleet_lora_found(results[i].upstream);
-
-        if (result_ok(&results[i]))
-            *has = FLEET_HAS_THIS;
-        else if (results[i].outcome == FLEET_UNKNOWN)
-            *has = FLEET_HAS_OTHER;
-    }
-}
-
-/* What engines have under the name is another revision now. */
-static void set_outdated(struct fleet_control *fc)
-{
-    mtx_lock(&fc->lock);
-    for (struct fleet_engine_adapters *e = fc->adapters.engines; e != NULL; e = e->next)
-        if (e->found != FLEET_HAS_NONE)
-            e->found = FLEET_HAS_OTHER;
-    mtx_unlock(&fc->lock);
-}
-
 /* The request, to be sent again later (owned). NULL: the tensors are with its sender only, or it is
  * too long to be kept. */
 static char *copy_request(const struct fleet_lora_request *req, const struct api_object *native)
@@ -136,83 +101,31 @@ static char *copy_request(const struct fleet_lora_request *req, const struct api
     return NULL;
 }
 
-/* The digest of what an engine has loaded (new); NULL: it reports none. */
-static char *digest_at(const struct fleet_result *result)
-{
-    return result->outcome == FLEET_OK ? api_read_digest(result->text, result->text_len) : NULL;
-}
-
-/* From the first reply that has it (new). */
-static char *digest_of(const struct fleet_result *results, size_t n)
-{
-    char *digest = NULL;
-
-    for (size_t i = 0; digest == NULL && i < n; i++)
-        digest = digest_at(&results[i]);
-    return digest;
-}
-
-/* Hosts may have other files at one path. */
-static void compare_digests(struct fleet_result *results, size_t n)
-{
-    char *first = digest_of(results, n);
-
-    for (size_t i = 0; i < n; i++) {
-        char *own = digest_at(&results[i]);
-
-        if (own != NULL && first != NULL && strcmp(own, first) != 0) {
-            results[i].outcome = FLEET_UNKNOWN;
-            (void)err_set(&results[i].why, ERR_UPSTREAM, "",
-                          "an upstream has loaded other files than the first that reports a digest "
-                          "(%.64s, not %.64s): the lora_path must have the same files on each host",
-                          own, first);
-        }
-        free(own);
-    }
-    free(first);
-}
-
-/* The fleet has the adapter: engines on which the load failed are asked again. */
+/* The fleet has the adapter: engines on which the load failed are asked again. Without memory for
+ * its path nothing can be sent again. */
 static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_request *req,
-                            const struct api_object *native, const struct fleet_result *results,
-                            size_t n)
+                            const struct api_object *native)
 {
-    char *digest = digest_of(results, n);
-    struct fleet_adapter_source from = {.name = req->name,
-                                        .digest = digest,
-                                        .path = req->path != NULL ? strdup(req->path) : NULL,
-                                        .load = copy_request(req, native),
-                                        .timeout_us = req->timeout_us};
-    uint64_t revision;
+    char *path = req->path != NULL ? strdup(req->path) : NULL;
+    char *load = path != NULL ? copy_request(req, native) : NULL;
 
-    if (from.path == NULL) { /* without memory for it nothing could be sent again */
-        free(from.load);
-        from.load = NULL;
-    }
-    revision = fleet_lora_put(fc, &from);
-    free(digest);
-    return revision;
+    return fleet_adapter_end_loaded(fleet_of(fc), path, load, req->timeout_us);
 }
 
 static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_request *req,
-                              const struct api_object *native, bool known,
-                              const struct fleet_result *results, size_t n, uint64_t *revision,
-                              struct err *e)
+                              const struct api_args *args, bool known,
+                              struct fleet_lora_reply *reply, struct err *e)
 {
-    const struct fleet_result *cause = fleet_results_cause(results, n);
-    bool changes = cause == NULL || (known && n_good(results, n) > 0);
+    const struct fleet_result *cause = fleet_results_cause(reply->results, reply->n);
+    bool changes = cause == NULL || (known && n_good(reply->results, reply->n) > 0);
 
     if (changes)
-        set_outdated(fc);
-    set_after_load(results, n);
-    if (changes)
-        *revision = add_adapter(fc, req, native, results, n);
+        reply->revision = add_adapter(fc, req, args->native);
     else if (known)
-        fleet_lora_keep(fc, req->name);
+        fleet_adapter_end_kept(fleet_of(fc));
     else
-        undo_load(fc, results, n, req->name);
-    fleet_reconcile_all(fc);
-    return set_cause(results, n, changes, e);
+        undo_load(fc, reply->results, reply->n, args);
+    return set_cause(reply->results, reply->n, changes, e);
 }
 
 /* No engine gets a new request until all caches are empty: the request would read, with the new
@@ -237,8 +150,6 @@ static int load_prepare(struct fleet_control *fc, const struct upstream_list *al
                         const struct fleet_lora_request *req, const struct api_args *args,
                         bool known, struct fleet_target *targets, size_t *n, struct err *e)
 {
-    if (fleet_lora_reserve(fc, req->name, e) != 0)
-        return -1;
     if (known && !req->in_place)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
@@ -251,26 +162,22 @@ static int load(struct fleet_control *fc, const struct upstream_list *all,
                 const struct fleet_lora_request *req, struct api_object *native,
                 struct fleet_lora_reply *reply, struct err *e)
 {
-    const struct api_args args = {.native = native, .name = req->name, .dir = req->path};
-    bool known = fleet_lora_exists(fc, req->name);
+    struct api_args args = {.native = native, .name = req->name, .dir = req->path};
+    bool known = fleet_adapter_exists(fleet_of(fc), req->name);
     struct fleet_target targets[FLEET_MAX];
     size_t n;
 
-    if (load_prepare(fc, all, req, &args, known, targets, &n, e) != 0)
+    if (load_prepare(fc, all, req, &args, known, targets, &n, e) != 0 ||
+        fleet_adapter_begin(fleet_of(fc), &args, e) != 0)
         return -1;
-    fleet_reconcile_watch(fc);
-    fleet_lora_read(fc, req->name);
     if (known)
-        unload_first(fc, targets, n, req->name);
+        unload_first(fc, targets, n, &args);
     if (request_load(fc, req, targets, n, &reply->results, e) != 0) {
-        if (known)
-            fleet_lora_keep(fc, req->name);
-        fleet_reconcile_all(fc);
+        fleet_adapter_end_kept(fleet_of(fc));
         return -1;
     }
     reply->n = n;
-    compare_digests(reply->results, n);
-    return apply_load_results(fc, req, native, known, reply->results, n, &reply->revision, e);
+    return apply_load_results(fc, req, &args, known, reply, e);
 }
 
 int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
@@ -285,69 +192,55 @@ int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *r
 
 /* unload */
 
-/* An engine that does not have the adapter counts as unloaded. Returns: how many do not. */
-static size_t accept_absent(struct fleet_result *results, size_t n, const char *name)
-{
-    size_t n_absent = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        if (!fleet_has_no_adapter(&results[i], name))
-            continue;
-        results[i].outcome = FLEET_SKIPPED;
-        err_clear(&results[i].why);
-        n_absent++;
-    }
-    return n_absent;
-}
-
-/* What each engine has after an unload that worked somewhere. */
-static void set_after_unload(struct fleet_control *fc, const struct fleet_result *results, size_t n)
-{
-    set_outdated(fc);
-    for (size_t i = 0; i < n; i++)
-        if (result_ok(&results[i]))
-            *fleet_lora_found(results[i].upstream) = FLEET_HAS_NONE;
-        else if (results[i].outcome != FLEET_UNSENT)
-            *fleet_lora_found(results[i].upstream) = FLEET_HAS_OTHER;
-}
-
-/* Engines on which it failed are out of rotation and asked again, unless it failed on all. */
-static uint64_t apply_unload_results(struct fleet_control *fc, const char *name,
+/* Engines on which it failed may have it, are out of rotation and asked again, unless it failed on
+ * all. */
+static uint64_t apply_unload_results(struct fleet_control *fc, const struct api_args *args,
                                      const struct fleet_result *results, size_t n)
 {
-    uint64_t revision = 0;
-
-    if (n_good(results, n) > 0) {
-        set_after_unload(fc, results, n);
-        revision = fleet_lora_remove(fc, name);
-    } else {
-        set_after_load(results, n);
-        fleet_lora_set_has(fc, name);
+    if (n_good(results, n) == 0) {
+        fleet_adapter_end(fleet_of(fc));
+        return 0;
     }
-    fleet_reconcile_all(fc);
-    return revision;
+    for (size_t i = 0; i < n; i++)
+        if (!result_ok(&results[i]) && results[i].outcome != FLEET_UNSENT)
+            fleet_adapter_doubt(fleet_of(fc), results[i].upstream, args);
+    return fleet_adapter_end_unloaded(fleet_of(fc));
 }
 
+static bool all_were_absent(const struct fleet_lora_reply *reply)
+{
+    for (size_t i = 0; i < reply->n; i++)
+        if (reply->results[i].outcome != FLEET_SKIPPED)
+            return false;
+    return true;
+}
+
+/* At the limit of adapters one that the fleet does not know is unloaded all the same. */
 static int unload(struct fleet_control *fc, const struct upstream_list *all, const char *name,
                   struct api_object *native, struct fleet_lora_reply *reply, struct err *e)
 {
-    const struct api_args args = {.native = native, .name = name};
+    struct api_args args = {.native = native, .name = name};
+    bool known = fleet_adapter_exists(fleet_of(fc), name);
     struct fleet_target targets[FLEET_MAX];
+    struct err full = {0};
     size_t n;
 
     if (fleet_reachable_quorum(fc, all, &args, targets, &n, e) != 0)
         return -1;
-    fleet_reconcile_watch(fc);
-    fleet_lora_read(fc, name);
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_CACHE_US, &reply->results, e) != 0)
+    (void)fleet_adapter_begin(fleet_of(fc), &args, &full);
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_CACHE_US, &reply->results, e) !=
+        0) {
+        fleet_adapter_end(fleet_of(fc));
         return -1;
+    }
     reply->n = n;
-    if (accept_absent(reply->results, n, name) == n && !fleet_lora_exists(fc, name)) {
+    if (all_were_absent(reply) && !known) {
+        fleet_adapter_end(fleet_of(fc));
         fleet_lora_reply_fini(reply);
         return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
     }
     fleet_reset_adapter_caches(fc, reply->results, n);
-    reply->revision = apply_unload_results(fc, name, reply->results, n);
+    reply->revision = apply_unload_results(fc, &args, reply->results, n);
     return set_cause(reply->results, n, n_good(reply->results, n) > 0, e);
 }
 

@@ -167,6 +167,7 @@ static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream,
     enum sleep_state state = sleep_of(fc);
     struct upstream_info info;
     struct upstream_report report;
+    struct err stale = {0};
 
     if (refuse_if_paused(fc, e) != 0)
         return -1;
@@ -179,7 +180,7 @@ static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream,
         query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
         sleep_if_missed(fc, upstream, &info, state, e) != 0)
         return -1;
-    fleet_reset_caches_of(fc, upstream); /* its entries may be of other weights */
+    fleet_reset_caches(fc, upstream, CACHES_OF_OTHER_WEIGHTS, &stale);
     return fleet_resync(fleet_of(fc), upstream, &report, e);
 }
 

@@ -7,12 +7,12 @@
 #include "base/jobs/workers.h"
 #include "base/loop.h"
 #include "base/mtx.h"
-#include "fleet/calls/fleet_adapters.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
 #include "fleet/calls/fleet_request.h"
 #include "fleet/calls/fleet_transfer.h"
 #include "fleet/handoff/window_readers.h"
+#include "fleet/members/fleet_adapters.h"
 #include "fleet/members/retry.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proof/fleet_proof.h"
@@ -60,19 +60,12 @@ struct fleet_transfer {
 struct fleet_reconciler {
     struct fleet_control *fc;  /* immutable, and so is the next one */
     struct upstream *upstream; /* the engine itself; counted while `running` */
-    bool known;                /* its adapters were looked at before */
     struct job job;            /* of cfg.executor; posted while `running` */
     bool running;
-    struct retry retry;
-    struct err why;   /* of the last failure */
-    struct err stale; /* why its caches could not be reset; clean: they are not stale */
-    bool untried;     /* they may be: this server has not yet reset those of the process */
-    uint64_t n_stale; /* grows with each change of `stale` */
 };
 
 struct fleet_reconcilers {
     unsigned n_running;
-    bool watching;         /* fleet_reconcile_watch */
     struct loop_item item; /* of the loop's thread, and so is the next one */
     struct loop_timer timer;
 };
@@ -83,7 +76,6 @@ struct fleet_engine {
     struct fleet_gate gate;
     struct fleet_reconciler reconcile;
     struct fleet_prover proof;
-    struct fleet_engine_adapters adapters; /* `found` is of the owner of the operation lock */
 
     struct retry repair;         /* of the hand-off's thread, and so is the next one */
     struct window_reader window; /* of an SGLang */
@@ -120,7 +112,6 @@ struct fleet_control {
     struct fleet_session *cut_off; /* of `ended`: a push that requests cannot name, aborted before
                                       its trainer ended it; NULL: none, or fleet_begin_push came */
     struct fleet_transfer transfer;
-    struct fleet_adapters adapters;
     struct fleet_reconcilers reconcile;
     struct fleet_provers proof;
 
@@ -133,9 +124,6 @@ struct fleet_control {
 /* fleet_engine_join - make that part of an engine that joins. @arg  struct fleet_control
  * Errors: ERR_NO_MEMORY. */
 int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e);
-
-/* fleet_engine_leave - nothing refers to an engine any more, and it leaves the list. */
-void fleet_engine_leave(void *arg, struct upstream *upstream);
 
 /* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest
  * fleet_any_group_locked - the same, also one that was left after a refusal.
@@ -185,14 +173,6 @@ void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, boo
 
 /* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
 bool fleet_pause_expired_locked(const struct fleet_control *fc);
-
-/* ---- adapters ---- */
-
-/* fleet_run_adapter_task - send the load or unload of a task. Blocks: up to the time of a load, and
- * of cache resets. No lock held. @why  clean; set if it failed. Returns: what the engine has now.
- */
-enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream *upstream,
-                                      const struct fleet_adapter_task *task, struct err *why);
 
 /* ---- quiesce and leases ---- */
 

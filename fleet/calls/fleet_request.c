@@ -167,19 +167,62 @@ static bool is_engines_failure(const struct fleet_result *result, const struct f
            (result->why.code == ERR_UPSTREAM || result->why.code == ERR_UPSTREAM_TIMEOUT);
 }
 
+/* Was an unload refused because the engine has no adapter of that name? */
+static bool has_no_adapter(enum api_op op, const struct fleet_target *target,
+                           const struct fleet_result *result)
+{
+    return op == API_UNLOAD_ADAPTER && result->outcome == FLEET_REFUSED &&
+           api_adapter_is_absent(upstream_kind(target->upstream), target->args->name,
+                                 result->status, result->text != NULL ? result->text : "",
+                                 result->text_len);
+}
+
+/* Also by an error of its own: it keeps what it had under the name of an adapter. */
+static enum have_answer answer_of(enum api_op op, const struct fleet_result *result, bool absent)
+{
+    bool adapter = op == API_LOAD_ADAPTER || op == API_UNLOAD_ADAPTER;
+
+    if (absent)
+        return HAVE_GOOD;
+    return adapter && result->outcome == FLEET_REFUSED ? HAVE_REFUSED : fleet_result_answer(result);
+}
+
+/* The files may be others on each host, or have been replaced since the first engine read them;
+ * only an engine that reports a digest shows it. */
+static void set_other_files(struct fleet_result *result, const char *digest)
+{
+    result->outcome = FLEET_UNKNOWN;
+    (void)err_set(&result->why, ERR_UPSTREAM, "",
+                  "%.100s has loaded other files than the others: those at the lora_path have "
+                  "changed since, or differ between hosts (digest %.64s)",
+                  upstream_name(result->upstream), digest);
+}
+
 /* What the answer to an operation says of the engine. */
 static void apply_answer(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *target, const struct have_before *before,
                          struct fleet_result *result)
 {
     struct fleet *f = fleet_of(fc);
+    char *digest = NULL;
+    bool absent;
 
     check_done(op, target, result);
-    fleet_answer(f, target->upstream, op, target->args, before, fleet_result_answer(result));
+    absent = has_no_adapter(op, target, result);
+    if (op == API_LOAD_ADAPTER && result->outcome == FLEET_OK)
+        digest = api_read_digest(result->text, result->text_len);
     if (is_engines_failure(result, target))
         fleet_count_failure(f, target->upstream);
+    if (!fleet_answer(f, target->upstream, op, args_of(target), before,
+                      answer_of(op, result, absent), digest))
+        set_other_files(result, digest);
     if ((op == API_RESUME || op == API_WAKE) && result->outcome == FLEET_OK)
         fleet_released(f, target->upstream);
+    if (absent) {
+        result->outcome = FLEET_SKIPPED;
+        err_clear(&result->why);
+    }
+    free(digest);
 }
 
 /* What the operations change is in doubt from before the first byte until their answers. */
@@ -191,12 +234,12 @@ static int call_all(struct fleet_control *fc, const struct what *w,
     int rc;
 
     for (size_t i = 0; changes && i < n; i++)
-        fleet_doubt(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), targets[i].args,
+        fleet_doubt(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), args_of(&targets[i]),
                     &before[i]);
     rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc != 0 && changes && i < n; i++)
-        fleet_answer(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), targets[i].args,
-                     &before[i], HAVE_LOST);
+        (void)fleet_answer(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]),
+                           args_of(&targets[i]), &before[i], HAVE_LOST, NULL);
     return rc;
 }
 

@@ -16,7 +16,7 @@ struct upstream_reply;
 enum { FLEET_ERROR_TEXT_MAX = 300 }; /* bytes of an engine's error message that are passed on */
 
 enum fleet_outcome {
-    FLEET_SKIPPED, /* nothing had to be sent */
+    FLEET_SKIPPED, /* nothing had to be sent, or the adapter to be unloaded is not there */
     FLEET_OK,
     FLEET_REFUSED, /* the engine replied with an error */
     FLEET_LOST,    /* the engine does not know its own update: it was restarted */

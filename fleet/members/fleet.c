@@ -37,7 +37,8 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     u->no_answer = (struct upstream_error){0};
     memset(u->why, 0, sizeof u->why);
     u->why[REASON_BROKEN] = broken; /* if it still is */
-    u->requires_adapters = f->requires_adapters;
+    if (u->fleet == NULL)           /* one that is added again has it already, and readers */
+        u->fleet = f;
     fleet_reset_locked(u, false);
     if (u->join_incarnation > 0 && upstream_config(u) != NULL && upstream_caps_of(u)->hides_pause)
         u->have.gate = GATE_UNKNOWN; /* another server may have had it meanwhile */
@@ -47,12 +48,8 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     if (f->woken && upstream_config(u) != NULL && upstream_caps_of(u)->wakes_twice)
         have_missed_wake(&u->have);
     u->join_incarnation = u->incarnation;
-    u->adapters_incarnation = 0;
-    err_clear(&u->missing);
     u->reports_us = u->n_unreported = 0;
     u->n_reports = 0;
-    if (u->fleet == NULL) /* one that is added again has it already, and readers */
-        u->fleet = f;
     u->quiesced = f->quiesced;
     u->quiesced_incarnation = 0;
     if (u->have.weights.fault == FAULT_NONE && f->serial > 0)
@@ -114,6 +111,7 @@ void fleet_free(struct fleet *f)
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         assert(f->queues[queue].n_waiting == 0 && f->queues[queue].n_running == 0);
     upstream_list_unref(f->list);
+    fleet_adapters_fini(&f->adapters);
     cnd_fini(&f->idle);
     cnd_fini(&f->before_settled);
     mtx_fini(&f->lock);
@@ -214,6 +212,8 @@ void fleet_add(struct fleet *f, struct upstream *u, struct upstream_list *grown,
         fill_list(grown, f->list, drop, u);
         before = f->list;
         f->list = grown;
+        if (drop != NULL)
+            fleet_forget_adapters_locked(f);
     }
     mtx_unlock(&f->lock);
     upstream_list_unref(before);
@@ -224,6 +224,7 @@ void fleet_remove(struct fleet *f, struct upstream *u)
     fleet_change_begin(f);
     assert(!upstream_is_removed(u));
     atomic_store_explicit(&u->removed, true, memory_order_release);
+    fleet_derive_adapters_of_locked(u);
     fleet_change_end(f);
 }
 

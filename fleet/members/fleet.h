@@ -14,7 +14,7 @@
  *   probes fail   it answers clients, but FLEET_PROBE_FAILURES_MAX probes in a row have failed, so
  *                 its version is not known
  *   auth failed   it rejects our key
- *   adapters      it lacks adapters of the fleet, or may lack some
+ *   adapters      it lacks adapters of the fleet, or its caches may hold entries of other weights
  *   missed pause  the other engines are quiesced (by a pause or a sleep), and this one may not be;
  *                 until the others resume
  *   fenced        an update of it failed, or an earlier server left one unfinished: until the next
@@ -136,12 +136,15 @@ void fleet_released(struct fleet *f, struct upstream *upstream);
  * until fleet_answer, which each call of this needs, also if nothing was sent in the end.
  * @args    NULL: none
  * @before  out; for fleet_answer
+ * fleet_answer - @digest  of the files of an adapter that it has loaded; NULL: it does not say
+ * Returns: false: it has loaded other files than the engine that answered first, so what it has is
+ * not known to be the fleet's.
  * Threads: any. */
 void fleet_doubt(struct fleet *f, struct upstream *upstream, enum api_op op,
                  const struct api_args *args, struct have_before *before);
-void fleet_answer(struct fleet *f, struct upstream *upstream, enum api_op op,
+bool fleet_answer(struct fleet *f, struct upstream *upstream, enum api_op op,
                   const struct api_args *args, const struct have_before *before,
-                  enum have_answer answer);
+                  enum have_answer answer, const char *digest);
 
 /* fleet_check_process - a reply (to a client, or to a step of an update) named the process that
  * made it. If this is not the known process, the engine has restarted: it is not synced any more,
@@ -239,21 +242,33 @@ int fleet_may_resync(struct fleet *f, struct upstream *upstream, struct err *e);
 int fleet_resync(struct fleet *f, struct upstream *upstream, const struct upstream_report *report,
                  struct err *e);
 
-/* fleet_require_adapters - from now on the fleet may have adapters. An engine that may have
- * restarted is out of rotation until fleet_set_missing_adapters says that it has them all. */
-void fleet_require_adapters(struct fleet *f);
-
-/* fleet_set_missing_adapters - which adapters an engine was found to lack.
- * @incarnation  of upstream_info, at that time; ignored if the engine has restarted since
- * @change       grows with each change of the fleet's adapters, or of which engine has them; a
- *               check with a smaller number than that of an earlier one is ignored
- * @missing      names them, for a message; clean: none */
-struct fleet_adapter_check {
-    uint64_t incarnation, change;
-    const struct err *missing;
+/* What an engine needs besides the bytes of the weights, in the order in which it gets it. */
+enum fleet_need {
+    NEED_NOTHING,
+    NEED_CACHES,   /* without entries of other weights */
+    NEED_ADAPTERS, /* those of the fleet, and no others */
+    NEED_NAME,     /* the last name of the version that it serves */
+    FLEET_NEEDS
 };
-void fleet_set_missing_adapters(struct fleet *f, struct upstream *upstream,
-                                const struct fleet_adapter_check *check);
+
+/* fleet_needs - what does it need first that may be tried now?
+ * fleet_need_tried - that was; of NEED_CACHES fleet_caches_end tells it. @why  it failed; clean: it
+ * did not */
+enum fleet_need fleet_needs(struct fleet *f, struct upstream *upstream);
+void fleet_need_tried(struct fleet *f, struct upstream *upstream, enum fleet_need which,
+                      const struct err *why);
+
+/* fleet_caches_begin - its caches are about to be emptied, because of this change, which does not
+ * yet keep it out of rotation: the caller holds back new requests, or none can read a stale entry.
+ * @may_lack_route  out: an engine that has no route for it counts as one with empty caches
+ * Returns: the number for fleet_caches_end.
+ * fleet_caches_end - @why  they could not be emptied: it is out of rotation from now on until they
+ * are; clean: they are. */
+enum cache_change { CACHES_AS_BEFORE, CACHES_OF_OTHER_ADAPTER, CACHES_OF_OTHER_WEIGHTS };
+uint64_t fleet_caches_begin(struct fleet *f, struct upstream *upstream, enum cache_change change,
+                            bool *may_lack_route);
+void fleet_caches_end(struct fleet *f, struct upstream *upstream, uint64_t number,
+                      const struct err *why);
 
 /* fleet_version_undecided - do engines answer, although the fleet has no version yet?
  * @e  clean; if true it is set, and says which versions there are and what to do */
@@ -296,6 +311,14 @@ uint64_t fleet_repair_version(struct fleet *f, const char *label, const struct f
  * Returns: the serial, which does not change. */
 uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstream *const *named,
                          size_t n);
+
+/* fleet_may_name - may an engine that reports this label be given the fleet's? It has not taken the
+ * last name of the version that it serves, and no other client has named it since.
+ * fleet_named - it has taken this label; or has not, because of `why`. Ignored if the fleet has
+ * another by now. */
+bool fleet_may_name(struct fleet *f, struct upstream *upstream, const char *label);
+void fleet_named(struct fleet *f, struct upstream *upstream, const char *label,
+                 const struct err *why);
 
 /* ---- which versions made a reply ---- */
 
@@ -429,9 +452,8 @@ struct upstream_info {
     bool synced, fenced, removed;
     bool request_auth_failed; /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     struct engine_have have;
-    bool missing_adapters;     /* or it has not been checked since it started */
-    uint64_t incarnation;      /* counts its processes, as far as known; never the same again */
-    uint64_t join_incarnation; /* when it was last added */
+    bool stale_caches;    /* they may hold entries of other weights */
+    uint64_t incarnation; /* counts its processes, as far as known; never the same again */
     enum upstream_state state;
     uint64_t serial; /* of the fleet's version that it serves; 0: the one that it started with */
     struct upstream_report report; /* the last one */

@@ -5,9 +5,13 @@
 #include "base/mtx.h"
 #include "control/arrivals.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/fleet_adapters.h"
 #include "fleet/members/prober.h"
+#include "fleet/members/retry.h"
 #include "fleet/members/upstream_fanout.h"
 #include "fleet/members/upstream_state.h"
+
+#include <string.h>
 
 enum {
     FLEET_NAME_MAX = 200,      /* bytes of an engine's name in a message */
@@ -28,6 +32,12 @@ struct probe {
     uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
     unsigned n_probes, generation_probes_change;
     bool no_token; /* the last generation probe failed */
+};
+
+/* How an engine gets one of the things that it needs. */
+struct fleet_need_state {
+    struct retry retry;
+    struct err why; /* of the last failure */
 };
 
 /* One engine. Guarded by the fleet's lock, unless a line says otherwise. */
@@ -69,6 +79,7 @@ struct upstream {
     unsigned n_failures_in_row; /* of probes and requests */
     unsigned n_probe_failures;  /* of status probes, in a row */
     char update_id[FLEET_UPDATE_ID_MAX + 1]; /* its own update of the fleet's version; "": none */
+    char earlier_label[FLEET_LABEL_MAX + 1]; /* with have.weights.earlier_name */
     struct upstream_report report;
     uint64_t n_failures;
 
@@ -79,12 +90,14 @@ struct upstream {
 
     struct upstream_error no_answer; /* why the last probe or request failed; clean: it succeeded */
 
-    /* Its adapters (fleet_required_adapters.c). */
-    bool requires_adapters;
-    uint64_t incarnation, adapters_incarnation; /* now; when `missing` was checked */
-    uint64_t join_incarnation;                  /* when it was last added */
-    uint64_t adapters_change;
-    struct err missing; /* clean: no adapter */
+    uint64_t incarnation;      /* of its process now */
+    uint64_t join_incarnation; /* when it was last added */
+
+    /* What it needs besides the weights (fleet_needs.c, fleet_adapters.c). */
+    struct adapter_have adapters[FLEET_ADAPTERS_MAX]; /* by fleet_adapter.slot */
+    size_t n_lacks, n_block, n_differ;                /* of those */
+    uint32_t blocking;                                /* the first that blocks it, if n_block > 0 */
+    struct fleet_need_state needs[FLEET_NEEDS];
 
     /* Reports of its state (fleet_info.c). */
     enum upstream_state state, last_seen; /* last reported; last seen */
@@ -112,8 +125,9 @@ struct fleet {
     struct fleet_version named[FLEET_VERSIONS_MAX]; /* the newest of them; each at its number */
     struct cnd idle; /* an engine has no generate request any more, and fleet_await_idle waits */
     unsigned n_idle_waits;
-    bool decided, updating, quiesced, closed, requires_adapters;
-    bool woken;                   /* the engines were; one that joins may have missed it */
+    bool decided, updating, quiesced, closed;
+    bool woken; /* the engines were; one that joins may have missed it */
+    struct fleet_adapters adapters;
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
     struct arrivals arrivals;     /* generates that no engine is known to have yet */
@@ -187,11 +201,18 @@ static inline bool fleet_is_synced(const struct fleet *f, const struct upstream 
            (u->have.weights.serial == f->serial || upstream_is_removed(u));
 }
 
-/* fleet_has_adapters - does it have all adapters of the fleet? */
-static inline bool fleet_has_adapters(const struct upstream *u)
+/* fleet_has_stale_caches - may they hold entries of other weights? Those of a two-phase engine are
+ * its own business. */
+static inline bool fleet_has_stale_caches(const struct upstream *u)
 {
-    return !u->requires_adapters ||
-           (u->adapters_incarnation == u->incarnation && u->missing.code == ERR_NONE);
+    return upstream_config(u) != NULL && !upstream_caps_of(u)->two_phase &&
+           have_caches_are_stale(&u->have);
+}
+
+/* fleet_has_needs - has it what it needs besides the weights? */
+static inline bool fleet_has_needs(const struct upstream *u)
+{
+    return !fleet_has_stale_caches(u) && u->n_block == 0;
 }
 
 /* fleet_has_missed_pause - are the others quiesced, and it may not be? */
@@ -212,6 +233,41 @@ bool fleet_any_serving_locked(const struct fleet *f);
  * the callbacks of fleet_cfg and grants permits. */
 void fleet_change_begin(struct fleet *f); /* takes the lock */
 void fleet_change_end(struct fleet *f);
+
+/* ---- fleet_adapters.c ---- */
+
+void fleet_adapters_fini(struct fleet_adapters *fa);
+
+/* fleet_adapter_add_locked - the one of that name, which need not be loaded. NULL: as
+ * fleet_adapter_begin fails. */
+struct fleet_adapter *fleet_adapter_add_locked(struct fleet *f, const char *name, struct err *e);
+
+/* fleet_derive_adapter_locked - make what follows of this adapter agree with the facts of all
+ * engines, and forget it if it was unloaded and none has it: O(engines).
+ * fleet_derive_adapter_at_locked - those of one engine have changed.
+ * fleet_derive_adapters_of_locked - of one engine, of all adapters.
+ * fleet_forget_adapters_locked - an engine has left the list. */
+void fleet_derive_adapter_locked(struct fleet *f, struct fleet_adapter *a);
+void fleet_derive_adapter_at_locked(struct fleet *f, struct fleet_adapter *a, struct upstream *u);
+void fleet_derive_adapters_of_locked(struct upstream *u);
+void fleet_forget_adapters_locked(struct fleet *f);
+
+/* fleet_blocking_adapter - one that keeps it out of rotation; NULL: none does. */
+const struct fleet_adapter *fleet_blocking_adapter(const struct fleet *f, const struct upstream *u);
+
+/* fleet_reset_needs_locked - have_reset of what is kept here. */
+void fleet_reset_needs_locked(struct upstream *u, bool certain);
+
+/* fleet_adapter_before_locked - what have_doubt needs to know of a load or an unload.
+ * fleet_adapter_is_same_locked - has an engine loaded the same files as the one that answered
+ * first? @digest  NULL: it does not say
+ * fleet_adapter_answered_locked - have_answer has changed before->adapter. */
+void fleet_adapter_before_locked(struct fleet *f, struct upstream *u, enum api_op op,
+                                 const struct api_args *args, struct have_before *before);
+bool fleet_adapter_is_same_locked(struct fleet *f, enum api_op op, const struct api_args *args,
+                                  const char *digest);
+void fleet_adapter_answered_locked(struct fleet *f, struct upstream *u,
+                                   const struct have_before *before);
 
 /* ---- upstream.c ---- */
 
@@ -255,6 +311,16 @@ struct fleet_label_text fleet_label_text(const char *label);
 /* fleet_decide_version_locked - before the first update: decide which version is the fleet's, and
  * which engines are synced. */
 void fleet_decide_version_locked(struct fleet *f);
+
+/* fleet_has_earlier_name - does it serve the fleet's version, under this earlier name of it?
+ * fleet_check_name_locked - what a report tells of an engine that has not taken the last name. */
+static inline bool fleet_has_earlier_name(const struct upstream *u, const char *label)
+{
+    return u->have.weights.earlier_name && strcmp(label, u->earlier_label) == 0;
+}
+
+void fleet_check_name_locked(struct fleet *f, struct upstream *u,
+                             const struct upstream_report *report);
 
 /* fleet_is_among - is the engine in the list? @list  [n] */
 bool fleet_is_among(const struct upstream *const *list, size_t n, const struct upstream *u);

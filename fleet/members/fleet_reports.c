@@ -51,7 +51,8 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     else if (have_is_broken(&u->have))
         return;
     else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
-             u->have.weights.serial == f->serial && strcmp(report->label, f->label) != 0)
+             u->have.weights.serial == f->serial && strcmp(report->label, f->label) != 0 &&
+             !fleet_has_earlier_name(u, report->label))
         set_other_version_error(f, report->label, &why);
     else if (!f->updating && !report->is_stale && report->update_id[0] != '\0' &&
              u->update_id[0] != '\0' && strcmp(report->update_id, u->update_id) != 0)
@@ -61,6 +62,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     if (why.code == ERR_NONE)
         return;
     u->have.weights.state = WEIGHTS_OTHER;
+    u->have.weights.earlier_name = false;
     fleet_set_why(u, REASON_OTHER_WEIGHTS, &why);
 }
 
@@ -68,33 +70,44 @@ void fleet_reset_locked(struct upstream *u, bool certain)
 {
     u->incarnation++;
     have_reset(&u->have, certain);
+    fleet_reset_needs_locked(u, certain);
 }
 
 void fleet_doubt(struct fleet *f, struct upstream *u, enum api_op op, const struct api_args *args,
                  struct have_before *before)
 {
     mtx_lock(&f->lock);
-    before->incarnation = u->incarnation;
+    *before = (struct have_before){.incarnation = u->incarnation};
+    fleet_adapter_before_locked(f, u, op, args, before);
     have_doubt(&u->have, op, args, before);
     fleet_derive_locked(f, u);
     mtx_unlock(&f->lock);
 }
 
-/* Only whether an engine is paused or sleeps keeps it out of rotation by itself. */
-void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op, const struct api_args *args,
-                  const struct have_before *before, enum have_answer answer)
+/* Only these keep it out of rotation by themselves. */
+static bool answer_changes_rotation(enum api_op op)
 {
-    bool changes = op == API_PAUSE || op == API_RESUME || op == API_SLEEP || op == API_WAKE;
+    return op == API_PAUSE || op == API_RESUME || op == API_SLEEP || op == API_WAKE ||
+           op == API_LOAD_ADAPTER || op == API_UNLOAD_ADAPTER;
+}
 
-    if (changes)
-        fleet_change_begin(f);
-    else
-        mtx_lock(&f->lock);
-    have_answer(&u->have, op, args, before, answer, before->incarnation == u->incarnation);
-    if (changes)
+/* With other files it is as if it had not answered. */
+bool fleet_answer(struct fleet *f, struct upstream *u, enum api_op op, const struct api_args *args,
+                  const struct have_before *before, enum have_answer answer, const char *digest)
+{
+    bool same;
+
+    mtx_lock(&f->lock);
+    same = fleet_adapter_is_same_locked(f, op, args, digest);
+    have_answer(&u->have, op, args, before, same ? answer : HAVE_LOST,
+                before->incarnation == u->incarnation);
+    if (before->adapter != NULL)
+        fleet_adapter_answered_locked(f, u, before);
+    if (answer_changes_rotation(op))
         fleet_change_end(f);
     else
         mtx_unlock(&f->lock);
+    return same;
 }
 
 /* A new process is not paused, and has neither the adapters nor the state of the old one. */
@@ -175,6 +188,7 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     }
     check_sync_locked(f, u, &fresh_report);
     fleet_store_report_locked(u, &fresh_report);
+    fleet_check_name_locked(f, u, &fresh_report);
     check_update_locked(f, u, &fresh_report);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);

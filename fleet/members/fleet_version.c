@@ -358,24 +358,97 @@ bool fleet_is_among(const struct upstream *const *list, size_t n, const struct u
     return false;
 }
 
+static void set_named_locked(struct upstream *u)
+{
+    u->report.label[0] = '\0';
+    u->label_known = false;
+}
+
+/* It is given the name later, unless this server repairs it with the version. */
+static void set_unnamed_locked(const struct fleet *f, struct upstream *u, const struct err *why)
+{
+    const char *last = why->code != ERR_NONE ? "; last error: " : "";
+
+    u->have.weights.state = WEIGHTS_OTHER;
+    u->have.weights.earlier_name = !f->cfg.staged;
+    if (f->cfg.staged)
+        FLEET_SET_WHY(u, REASON_OTHER_WEIGHTS, "it did not get version '%s'", f->label);
+    else
+        FLEET_SET_WHY(
+            u, REASON_OTHER_WEIGHTS,
+            "it has not taken '%.60s', another name of the version '%.60s' that it serves, "
+            "and is given it again%s%.200s",
+            f->label, u->earlier_label, last, why->msg);
+}
+
 uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstream *const *named,
                          size_t n)
 {
+    char before[FLEET_LABEL_MAX + 1];
+    const struct err none = {0};
     uint64_t serial;
 
     fleet_change_begin(f);
     serial = f->serial;
+    memcpy(before, f->label, sizeof before);
     set_version_locked(f, label);
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];
 
         if (fleet_is_among(named, n, u)) {
-            u->report.label[0] = '\0';
-            u->label_known = false;
-        } else if (u->have.weights.serial == serial && fleet_is_synced(f, u)) {
-            set_updated_locked(f, u, false, "");
+            set_named_locked(u);
+        } else if (u->have.weights.serial == serial && fleet_is_synced(f, u) &&
+                   !upstream_is_removed(u)) {
+            memcpy(u->earlier_label, before, sizeof before);
+            set_unnamed_locked(f, u, &none);
+        } else if (u->have.weights.earlier_name) {
+            set_unnamed_locked(f, u, &none);
         }
     }
     fleet_change_end(f);
     return serial;
+}
+
+static void take_name_locked(struct fleet *f, struct upstream *u)
+{
+    u->have.weights.state = WEIGHTS_SERIAL;
+    u->have.weights.earlier_name = false;
+    f->weights_epoch++; /* a probe that was sent before may report the earlier name */
+}
+
+void fleet_check_name_locked(struct fleet *f, struct upstream *u,
+                             const struct upstream_report *report)
+{
+    if (!u->have.weights.earlier_name || f->updating || report->is_stale ||
+        report->label[0] == '\0' || fleet_has_earlier_name(u, report->label))
+        return;
+    if (strcmp(report->label, f->label) == 0)
+        take_name_locked(f, u);
+    else
+        u->have.weights.earlier_name = false; /* another client has changed it */
+}
+
+bool fleet_may_name(struct fleet *f, struct upstream *u, const char *label)
+{
+    bool may;
+
+    mtx_lock(&f->lock);
+    may = fleet_has_earlier_name(u, label) ||
+          (u->have.weights.earlier_name && strcmp(label, f->label) == 0);
+    mtx_unlock(&f->lock);
+    return may;
+}
+
+void fleet_named(struct fleet *f, struct upstream *u, const char *label, const struct err *why)
+{
+    fleet_change_begin(f);
+    if (u->have.weights.earlier_name && strcmp(label, f->label) == 0) {
+        if (why->code == ERR_NONE) {
+            set_named_locked(u);
+            take_name_locked(f, u);
+        } else {
+            set_unnamed_locked(f, u, why);
+        }
+    }
+    fleet_change_end(f);
 }

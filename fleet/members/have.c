@@ -9,7 +9,8 @@ void have_init(struct engine_have *have)
 {
     *have = (struct engine_have){.gate = GATE_NOT_OURS,
                                  .own = OWN_NOT_OURS,
-                                 .sleep = {.weights = SLEEP_NOT_OURS, .kv = SLEEP_NOT_OURS}};
+                                 .sleep = {.weights = SLEEP_NOT_OURS, .kv = SLEEP_NOT_OURS},
+                                 .caches = {.changes = 1, .due = 1}};
 }
 
 void have_seen(struct engine_have *have, uint64_t change)
@@ -18,8 +19,12 @@ void have_seen(struct engine_have *have, uint64_t change)
         have->gate_calls.asked = have->sleep_calls.asked = false;
 }
 
+/* An earlier server may have ended in the middle of an update of a process that this one has not
+ * asked yet: it may have stale entries. */
 void have_reset(struct engine_have *have, bool certain)
 {
+    have->caches.due = have_caches_changed(have, false);
+    have->caches.overwritten = 0;
     if (have->own == OWN_OPEN)
         have->own = OWN_UNKNOWN;
     if (have->gate_calls.asked)
@@ -33,9 +38,31 @@ void have_reset(struct engine_have *have, bool certain)
                                                                        : SLEEP_AWAKE;
     have->weights.state = WEIGHTS_OTHER;
     have->weights.fault_is_older = true;
+    have->weights.earlier_name = false;
+}
+
+void have_reset_adapter(struct adapter_have *a, bool certain)
+{
+    if (a->n_calls > 0 || (!certain && have_may_have(a->has)))
+        a->has = ADAPTER_UNKNOWN;
+    else
+        a->has = ADAPTER_NONE;
+    a->settled = a->has;
+    a->refused = 0;
 }
 
 /* doubt */
+
+static void doubt_adapter(struct have_before *before)
+{
+    struct adapter_have *a = before->adapter;
+
+    if (a == NULL)
+        return;
+    before->had = a->has;
+    a->has = ADAPTER_UNKNOWN;
+    a->overlap = a->n_calls++ > 0;
+}
 
 static void begin_call(struct engine_have *have, struct have_calls *calls)
 {
@@ -78,6 +105,10 @@ void have_doubt(struct engine_have *have, enum api_op op, const struct api_args 
     case API_FINISH_UPDATE:
     case API_ABORT_UPDATE:
         have->own = OWN_UNKNOWN;
+        break;
+    case API_LOAD_ADAPTER:
+    case API_UNLOAD_ADAPTER:
+        doubt_adapter(before);
         break;
     default:
         break;
@@ -126,6 +157,26 @@ static bool drops_weights(enum api_op op, const struct api_args *args)
            args->sleep->level == 2;
 }
 
+/* @number  of a load; ADAPTER_NONE: of an unload, after which nothing reads the entries that are
+ * keyed by its name: a load of that name makes them stale */
+static void answer_adapter(struct engine_have *have, uint32_t number,
+                           const struct have_before *before, enum have_answer answer, bool same)
+{
+    struct adapter_have *a = before->adapter;
+
+    if (before->keyed_by_name && number != ADAPTER_NONE && answer != HAVE_REFUSED)
+        (void)have_caches_changed(have, false);
+    if (a == NULL)
+        return;
+    assert(a->n_calls > 0);
+    a->n_calls--;
+    if (!same || a->overlap || answer == HAVE_LOST)
+        return;
+    a->has = answer == HAVE_GOOD ? number : before->had;
+    if (answer == HAVE_REFUSED && number != ADAPTER_NONE)
+        a->refused = number;
+}
+
 void have_answer(struct engine_have *have, enum api_op op, const struct api_args *args,
                  const struct have_before *before, enum have_answer answer, bool same)
 {
@@ -153,6 +204,12 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
     case API_FINISH_UPDATE:
     case API_ABORT_UPDATE:
         answer_own(have, OWN_CLOSED, before, answer, same);
+        break;
+    case API_LOAD_ADAPTER:
+        answer_adapter(have, args->number, before, answer, same);
+        break;
+    case API_UNLOAD_ADAPTER:
+        answer_adapter(have, ADAPTER_NONE, before, answer, same);
         break;
     default:
         break;
@@ -182,10 +239,21 @@ void have_version(struct engine_have *have, uint64_t serial)
     have->weights.state = WEIGHTS_SERIAL;
     have->weights.serial = serial;
     have->weights.fault = FAULT_NONE;
+    have->weights.earlier_name = false;
 }
 
 void have_fault(struct engine_have *have, enum weights_fault fault)
 {
     have->weights.fault = fault;
     have->weights.fault_is_older = false;
+}
+
+uint64_t have_caches_changed(struct engine_have *have, bool weights)
+{
+    struct cache_facts *c = &have->caches;
+
+    c->changes++;
+    if (weights)
+        c->overwritten = c->changes;
+    return c->changes;
 }

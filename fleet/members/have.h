@@ -58,6 +58,29 @@ struct have_calls {
     bool asked; /* one was sent since a report has shown which process is there */
 };
 
+/* What it has under an adapter's name: none, any or none, or the one that the load of this number
+ * brought (api_args.number). */
+enum { ADAPTER_NONE, ADAPTER_UNKNOWN, ADAPTER_NUMBER_MIN };
+
+struct adapter_have {
+    uint32_t has;
+    uint32_t settled; /* what it had before the requests that change it began: for rotation */
+    uint32_t refused; /* the last load that it refused; 0: none */
+    uint16_t n_calls; /* loads and unloads under way */
+    bool overlap;     /* of those: which came last is not known */
+    /* As they were last derived (fleet_adapters.c). */
+    bool has_this, lacks, blocks, differs;
+};
+
+/* What it has cached. The numbers are those of changes, and only grow. */
+struct cache_facts {
+    uint64_t changes;     /* of its weights, of adapters that its caches know by name only, and of
+                             its process */
+    uint64_t overwritten; /* the last one of its weights; 0: not since its process is known */
+    uint64_t emptied;     /* it has no entry older than this one; 0: never emptied by this server */
+    uint64_t due;         /* the last one without a request under way that empties them for it */
+};
+
 struct engine_have {
     enum gate_fact gate;
     enum own_fact own;
@@ -70,7 +93,11 @@ struct engine_have {
         uint64_t serial; /* the last one that it was given since it was added; 0: none */
         enum weights_fault fault;
         bool fault_is_older; /* than this process, or than this server */
+        bool earlier_name;   /* they are those of `serial` under an earlier name of it, or were so
+                                before it was last asked to take the present one */
     } weights;
+
+    struct cache_facts caches;
 
     struct have_calls gate_calls, sleep_calls;
     uint64_t change; /* grows with each of them, and with each answer */
@@ -89,6 +116,9 @@ struct have_before {
     enum gate_fact gate;
     enum own_fact own;
     enum sleep_fact weights, kv;
+    struct adapter_have *adapter; /* of a load or unload; NULL: the fleet does not know its name */
+    uint32_t had;
+    bool keyed_by_name; /* so are its caches: they may have entries of another adapter */
 };
 
 /* have_init - nothing is known of the engine: not ours. */
@@ -99,12 +129,14 @@ void have_seen(struct engine_have *have, uint64_t change);
 
 /* have_reset - begin the facts of another process, which may have executed what was sent since the
  * one before was last seen.
- * @certain  it is another one; false: it may be the same, as it does not name itself */
+ * @certain  it is another one; false: it may be the same, as it does not name itself
+ * have_reset_adapter - the same of what it has under one name. */
 void have_reset(struct engine_have *have, bool certain);
+void have_reset_adapter(struct adapter_have *a, bool certain);
 
 /* have_doubt - the operation is about to be sent.
  * @args    of the operation; NULL: none
- * @before  for have_answer; without `incarnation` */
+ * @before  for have_answer; in: `adapter` and `keyed_by_name`; `incarnation` is the caller's */
 void have_doubt(struct engine_have *have, enum api_op op, const struct api_args *args,
                 struct have_before *before);
 
@@ -155,6 +187,37 @@ static inline bool have_has_missed(const struct engine_have *have)
 static inline bool have_is_broken(const struct engine_have *have)
 {
     return have->weights.fault >= FAULT_TORN;
+}
+
+/* have_caches_changed - what they were made with has changed; they are not out of rotation for it
+ * before have_caches_settle. @weights  of the engine; false: an adapter, or its process
+ * Returns: the number of the change. */
+uint64_t have_caches_changed(struct engine_have *have, bool weights);
+
+/* have_caches_settle - no request is under way that empties them for a client who holds back new
+ * requests meanwhile.
+ * have_caches_are_stale - may they have entries older than a change that is settled?
+ * have_may_lack_reset_route - may it have no route to empty its caches by? Only an engine whose
+ * weights can be changed must have one.
+ * have_may_have - may it have an adapter of that name, whichever? */
+static inline void have_caches_settle(struct engine_have *have)
+{
+    have->caches.due = have->caches.changes;
+}
+
+static inline bool have_may_have(uint32_t has)
+{
+    return has != ADAPTER_NONE;
+}
+
+static inline bool have_caches_are_stale(const struct engine_have *have)
+{
+    return have->caches.emptied < have->caches.due;
+}
+
+static inline bool have_may_lack_reset_route(const struct engine_have *have)
+{
+    return have->caches.emptied >= have->caches.overwritten;
 }
 
 #endif

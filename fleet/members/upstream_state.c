@@ -54,16 +54,38 @@ static void describe_pause(const struct fleet *f, const struct upstream *u, stru
                       "again when it is paused too, or when they resume");
 }
 
-static void describe_adapters(const struct fleet *f, const struct upstream *u, struct err *out)
+/* @why  of the last attempt */
+static void describe_missing(const struct fleet_adapter *a, const struct err *why, struct err *out)
 {
-    (void)f;
-    if (!fleet_is_alive(u))
-        return;
-    if (u->missing.code != ERR_NONE)
-        *out = u->missing;
+    const char *last = why->code != ERR_NONE ? "; last error: " : "";
+
+    if (a->number == 0 || a->load != NULL)
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it %s adapter '%.60s', which %s there before it gets requests%s%.180s",
+                      a->number == 0 ? "may still have" : "lacks", a->name,
+                      a->number == 0 ? "the fleet has unloaded and which is unloaded" : "is loaded",
+                      last, why->msg);
     else
         (void)err_set(out, ERR_UNSYNCED, "",
-                      "it may have restarted, and its adapters have not been checked yet");
+                      "it lacks adapter '%.60s', of which this server has no files, as the "
+                      "upstreams read its tensors themselves: load it again or unload it; one "
+                      "that is sent as a body of tensors is kept in --adapter-dir",
+                      a->name);
+}
+
+static void describe_needs(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    const struct err *why = &u->needs[NEED_CACHES].why;
+
+    if (!fleet_is_alive(u))
+        return;
+    if (fleet_has_stale_caches(u))
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "its caches may hold entries of other weights, and are reset before it gets "
+                      "requests: %.250s",
+                      why->code != ERR_NONE ? why->msg : "no attempt was made yet");
+    else
+        describe_missing(fleet_blocking_adapter(f, u), &u->needs[NEED_ADAPTERS].why, out);
 }
 
 /* The error has the code of the engine's own reason. */
@@ -97,7 +119,7 @@ unsigned reasons_derive(const struct fleet *f, const struct upstream *u)
         [REASON_OTHER_WEIGHTS] = !fleet_is_synced(f, u),
         [REASON_PAUSE_MISSED] = fleet_has_missed_pause(u),
         [REASON_PROBES_FAIL] = u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX,
-        [REASON_ADAPTERS] = !fleet_has_adapters(u),
+        [REASON_ADAPTERS] = !fleet_has_needs(u),
         [REASON_NOT_READY] = u->report.not_ready[0] != '\0' || u->report.held != NULL,
     };
     unsigned out = 0;
@@ -123,7 +145,7 @@ static const struct {
     [REASON_OTHER_WEIGHTS] = {UPSTREAM_UNSYNCED, NULL},
     [REASON_PAUSE_MISSED] = {UPSTREAM_UNSYNCED, describe_pause},
     [REASON_PROBES_FAIL] = {UPSTREAM_UNSYNCED, NULL},
-    [REASON_ADAPTERS] = {UPSTREAM_UNSYNCED, describe_adapters},
+    [REASON_ADAPTERS] = {UPSTREAM_UNSYNCED, describe_needs},
     [REASON_NOT_READY] = {UPSTREAM_NOT_READY, describe_not_ready},
 };
 

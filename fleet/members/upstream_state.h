@@ -36,7 +36,7 @@ enum upstream_reason {
     REASON_OTHER_WEIGHTS, /* not the fleet's version, or not known */
     REASON_PAUSE_MISSED,  /* the others are quiesced, and it may not be */
     REASON_PROBES_FAIL,   /* too many status probes in a row have failed */
-    REASON_ADAPTERS,      /* it lacks adapters, or may */
+    REASON_ADAPTERS,      /* it lacks adapters, or has stale caches */
     REASON_NOT_READY,
     UPSTREAM_REASONS
 };

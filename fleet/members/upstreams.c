@@ -208,13 +208,11 @@ struct fleet *upstreams_fleet(struct upstreams *u)
     return u->fleet;
 }
 
-int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, upstreams_left_fn *left,
-                        void *arg, struct err *e)
+int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, void *arg, struct err *e)
 {
     const struct upstream_list *list = u->fleet->list;
 
     u->joined = joined;
-    u->left = left;
     u->joined_arg = arg;
     for (size_t i = 0; i < list->n; i++)
         if (joined(arg, list->items[i], e) != 0)

@@ -96,12 +96,10 @@ int upstreams_find(struct upstreams *u, const char *name, struct upstream **out,
 int upstreams_remove(struct upstreams *u, const char *name, struct upstream **out, struct err *e);
 
 /* upstreams_on_joined - call `joined` for each engine there is, and for each that joins, before
- * another thread has it; and `left` for each that leaves the list. On any thread, without a lock.
- * Before upstreams_start. Errors: of `joined`, which may fail. */
+ * another thread has it. On any thread, without a lock. Before upstreams_start. Errors: of
+ * `joined`, which may fail. */
 typedef int upstreams_joined_fn(void *arg, struct upstream *upstream, struct err *e);
-typedef void upstreams_left_fn(void *arg, struct upstream *upstream);
-int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, upstreams_left_fn *left,
-                        void *arg, struct err *e);
+int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, void *arg, struct err *e);
 
 /* upstreams_call - send one request to each of several engines at the same time, and wait until
  * each has replied or its timeout is over.

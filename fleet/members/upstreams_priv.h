@@ -34,7 +34,6 @@ struct upstreams {
     struct cnd changed; /* `changing` is false */
 
     upstreams_joined_fn *joined; /* immutable since upstreams_start; NULL: nothing to call */
-    upstreams_left_fn *left;
     void *joined_arg;
 
     struct upstreams_cfg cfg; /* immutable, and so are the pointers that follow */

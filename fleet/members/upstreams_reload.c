@@ -108,8 +108,6 @@ static void apply_entry(struct upstreams *u, struct entry_change *c,
         c->upstream->name = config->url;
     if (is_new)
         fleet_add(u->fleet, c->upstream, c->grown, c->drop);
-    if (c->drop != NULL && u->left != NULL)
-        u->left(u->joined_arg, c->drop);
     c->grown = NULL;
     fleet_set_pause_queue(u->fleet, c->upstream, upstream_caps(config->kind)->two_phase);
     log_change(is_new ? "upstream.added" : "upstream.changed", config);
@@ -137,13 +135,11 @@ static size_t count_members(struct upstreams *u)
     return n;
 }
 
-static void change_free(struct upstreams *u, struct change *r)
+static void change_free(struct change *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         struct entry_change *c = &r->changes[i];
 
-        if (c->grown != NULL && c->upstream != NULL && c->upstream->control != NULL)
-            u->left(u->joined_arg, c->upstream); /* another entry was refused */
         upstream_list_unref(c->grown);
         upstream_unref(c->upstream);
     }
@@ -168,7 +164,7 @@ int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool
         fleet_set_min_ready(u->fleet, upstreams_n_needed(u, count_members(u)));
         prober_probe_now(u->prober);
     }
-    change_free(u, r);
+    change_free(r);
     return rc;
 }
 

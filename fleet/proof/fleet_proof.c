@@ -150,21 +150,14 @@ static bool serves(const struct upstream_info *info)
     return info->alive && info->synced && !info->fenced;
 }
 
-/* A reset of its caches is to come, or under way, and would preempt a canary. */
-static bool has_stale_caches_locked(const struct fleet_prover *p, const struct upstream_info *info)
-{
-    const struct fleet_engine *en = fleet_engine(p->upstream);
-
-    return en->reconcile.stale.code != ERR_NONE || en->adapters.incarnation != info->incarnation;
-}
-
-/* May it generate now? */
+/* May it generate now? A reset of its caches that is to come, or under way, would preempt a canary.
+ */
 static bool may_ask_locked(struct fleet_control *fc, const struct fleet_prover *p,
                            const struct upstream_info *info)
 {
     return is_same_process(p, info) && serves(info) && info->report.held == NULL &&
            !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv &&
-           !fleet_engine_is_held_locked(fc, p->upstream) && !has_stale_caches_locked(p, info);
+           !fleet_engine_is_held_locked(fc, p->upstream) && !info->stale_caches;
 }
 
 /* answers */

@@ -29,73 +29,116 @@
 
 #include <string.h>
 
-bool fleet_recomputes_kv(struct fleet_control *fc)
-{
-    return fc->cfg.recomputes;
-}
+typedef bool filter_fn(const struct fleet_reset *one);
 
-typedef bool filter_fn(const struct fleet_resets *r, size_t i);
-
-static bool is_any(const struct fleet_resets *r, size_t i)
+static bool is_reset(const struct fleet_reset *one)
 {
-    (void)r;
-    (void)i;
-    return true;
-}
-
-static bool is_reset(const struct fleet_resets *r, size_t i)
-{
-    return r->why[i].code == ERR_NONE;
+    return one->why.code == ERR_NONE;
 }
 
 /* An SGLang that refused and is paused: the requests that it holds may be retracted. */
-static bool is_paused_and_refused(const struct fleet_resets *r, size_t i)
+static bool is_paused_and_refused(const struct fleet_reset *one)
 {
+    return upstream_caps_of(one->upstream)->retracts_requests && one->paused && one->preempt &&
+           one->why.code != ERR_NONE;
+}
 
-    return upstream_caps_of(r->list[i].upstream)->retracts_requests && r->list[i].paused &&
-           r->list[i].preempt && r->why[i].code != ERR_NONE;
+static bool holds_stale_requests(const struct fleet_reset *one)
+{
+    return one->preempt && one->paused && one->why.code != ERR_NONE && one->failed;
 }
 
 /* An engine without such a cache has no route for it; an SGLang without HiCache answers 400 where
  * one with it answers 200. A vLLM outside of development mode has neither a route to reset its
  * prefix cache nor routes for updates; only its adapters can have changed. */
-static bool has_no_cache(enum api_op op, bool route_optional, const struct fleet_result *result)
+static bool has_no_cache(enum api_op op, bool may_lack_route, const struct fleet_result *result)
 {
-    bool optional = op == API_RESET_ENCODER_CACHE || op == API_RESET_STORAGE_CACHE ||
-                    route_optional;
+    bool optional = op != API_RESET_PREFIX_CACHE || may_lack_route;
 
-    if (result->outcome != FLEET_REFUSED)
-        return false;
-    return (op == API_RESET_STORAGE_CACHE && result->status == 400) ||
-           (optional && (result->status == 404 || result->status == 405));
+    return result->outcome == FLEET_REFUSED &&
+           ((op == API_RESET_STORAGE_CACHE && result->status == 400) ||
+            (optional && (result->status == 404 || result->status == 405)));
 }
 
 /* Did it fail, other than by an SGLang's refusal while it holds requests? */
-static bool is_failure(enum upstream_kind kind, const struct fleet_result *result)
+static bool is_failure(const struct fleet_result *result)
 {
-    bool holds = upstream_caps(kind)->retracts_requests && result->outcome == FLEET_REFUSED &&
-                 result->status < 500;
+    bool holds = upstream_caps_of(result->upstream)->retracts_requests &&
+                 result->outcome == FLEET_REFUSED && result->status < 500;
 
     return !result_ok(result) && !holds;
 }
 
-/* The first failure of an engine stays. */
-static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fleet_result *result)
+static struct fleet_reset *reset_of(struct fleet_resets *r, const struct fleet_target *target)
 {
-    const struct fleet_target *target = &r->targets[k];
-    struct err *why = &r->why[r->of[k]];
+    struct fleet_reset *one = r->list;
 
-    if (why->code != ERR_NONE)
+    while (one->upstream != target->upstream)
+        one++;
+    return one;
+}
+
+/* The first failure of an engine stays. */
+static void apply_reset_result(struct fleet_reset *one, const struct fleet_target *target,
+                               const struct fleet_result *result)
+{
+    if (one->why.code != ERR_NONE)
         return;
-    if (!result_ok(result) && !has_no_cache(target->op, r->list[r->of[k]].route_optional, result))
-        *why = result->why;
+    if (!result_ok(result) && !has_no_cache(target->op, one->may_lack_route, result))
+        one->why = result->why;
     else if (target->op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
              !api_reset_is_proven(upstream_kind(target->upstream), target->args,
                                   result->text != NULL ? result->text : "", result->text_len))
-        (void)err_set(why, ERR_UPSTREAM, "", "%.100s does not report whether its cache is empty",
+        (void)err_set(&one->why, ERR_UPSTREAM, "",
+                      "%.100s does not report whether its cache is empty",
                       upstream_name(target->upstream));
-    r->failed[r->of[k]] = why->code != ERR_NONE &&
-                          is_failure(upstream_kind(target->upstream), result);
+    one->failed = one->why.code != ERR_NONE &&
+                  (is_failure(result) ||
+                   (one->not_retracted && target->op == API_RESET_PREFIX_CACHE));
+}
+
+/* Ends a step. @results  NULL: nothing was sent, because of `e` */
+typedef void apply_fn(struct fleet_resets *r, const struct fleet_result *results,
+                      const struct err *e);
+
+static void apply_results(struct fleet_resets *r, const struct fleet_result *results,
+                          const struct err *e)
+{
+    for (size_t k = 0; k < r->n_targets; k++) {
+        struct fleet_reset *one = reset_of(r, &r->targets[k]);
+
+        if (results != NULL)
+            apply_reset_result(one, &r->targets[k], &results[k]);
+        else if (one->why.code == ERR_NONE) {
+            one->why = *e;
+            one->failed = true;
+        }
+    }
+    r->n_targets = 0;
+}
+
+static void apply_retracted(struct fleet_resets *r, const struct fleet_result *results,
+                            const struct err *e)
+{
+    (void)e;
+    for (size_t k = 0; k < r->n_targets; k++)
+        reset_of(r, &r->targets[k])->not_retracted = results == NULL || is_failure(&results[k]);
+    r->n_targets = 0;
+}
+
+static void log_held(struct fleet_resets *r, const struct fleet_result *results,
+                     const struct err *e)
+{
+    struct log_rec rec;
+
+    (void)e;
+    for (size_t k = 0; results != NULL && k < r->n_targets; k++) {
+        log_begin(&rec, LOG_WARN, "fleet.held_aborted");
+        log_str(&rec, "upstream", upstream_name(results[k].upstream));
+        log_str(&rec, "error", result_ok(&results[k]) ? NULL : results[k].why.msg);
+        log_end(&rec);
+    }
+    r->n_targets = 0;
 }
 
 static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filter)
@@ -105,79 +148,45 @@ static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filte
     static const struct api_args requests = {.all = true};
 
     for (size_t i = 0; i < r->n; i++)
-        if (filter(r, i)) {
-            r->of[r->n_targets] = i;
+        if (filter == NULL || filter(&r->list[i]))
             r->targets[r->n_targets++] = (struct fleet_target){
                 .upstream = r->list[i].upstream,
                 .op = op,
                 .args = op == API_ABORT_REQUESTS ? &requests : &caches[r->list[i].preempt],
                 .given_up = r->list[i].given_up,
                 .timeout_us = fleet_step_us(r->fc)};
-        }
 }
 
-/* @results  NULL: nothing was sent, because of `e` */
-static void apply_results(struct fleet_resets *r, const struct fleet_result *results,
-                          const struct err *e)
-{
-    for (size_t k = 0; k < r->n_targets; k++) {
-        if (results != NULL)
-            apply_reset_result(r, k, &results[k]);
-        else if (r->why[r->of[k]].code == ERR_NONE) {
-            r->why[r->of[k]] = *e;
-            r->failed[r->of[k]] = true;
-        }
-    }
-    r->n_targets = 0;
-}
-
-/* The caller frees. NULL: nothing was sent, because of `e`. */
-static struct fleet_result *send_targets(struct fleet_resets *r, struct err *e)
+static void send_step(struct fleet_resets *r, apply_fn *apply)
 {
     struct fleet_result *results = NULL;
+    struct err e = {0};
+    size_t n = r->n_targets;
 
-    if (r->n_targets > 0)
-        (void)fleet_requests(r->fc, r->targets, r->n_targets, fleet_step_us(r->fc), &results, e);
-    return results;
+    if (n > 0)
+        (void)fleet_requests(r->fc, r->targets, n, fleet_step_us(r->fc), &results, &e);
+    apply(r, results, &e);
+    fleet_results_free(results, n);
 }
 
 /* Flushes again, whatever the engines answered to the retraction. */
 static void retract_and_flush(struct fleet_resets *r)
 {
-    struct fleet_result *retracted, *results;
-    struct err ignored = {0}, e = {0};
-    size_t n;
-
     add_targets(r, API_RETRACT_REQUESTS, is_paused_and_refused);
-    n = r->n_targets;
-    if (n == 0)
-        return;
-    retracted = send_targets(r, &ignored);
-    r->n_targets = 0;
+    send_step(r, apply_retracted);
     add_targets(r, API_RESET_PREFIX_CACHE, is_paused_and_refused);
-    for (size_t k = 0; k < n; k++)
-        err_clear(&r->why[r->of[k]]);
-    results = send_targets(r, &e);
-    apply_results(r, results, &e);
-    for (size_t k = 0; k < n; k++) /* after apply_results r->of is as it was */
-        if (r->why[r->of[k]].code != ERR_NONE &&
-            (retracted == NULL || is_failure(UPSTREAM_SGLANG, &retracted[k])))
-            r->failed[r->of[k]] = true;
-    fleet_results_free(retracted, n);
-    fleet_results_free(results, n);
+    for (size_t k = 0; k < r->n_targets; k++)
+        err_clear(&reset_of(r, &r->targets[k])->why);
+    send_step(r, apply_results);
 }
 
-void fleet_resets_begin(struct fleet_resets *r, struct fleet_control *fc,
-                        const struct fleet_cache_reset *list, size_t n)
+static void resets_begin(struct fleet_resets *r)
 {
-    r->fc = fc;
-    r->n = n;
-    memcpy(r->list, list, n * sizeof *list);
-    memset(r->why, 0, n * sizeof r->why[0]);
-    memset(r->failed, 0, n * sizeof r->failed[0]);
-    r->n_targets = 0;
-    add_targets(r, API_RESET_PREFIX_CACHE, is_any);
-    add_targets(r, API_RESET_ENCODER_CACHE, is_any);
+    for (size_t i = 0; i < r->n; i++)
+        r->list[i].number = fleet_caches_begin(fleet_of(r->fc), r->list[i].upstream,
+                                               r->list[i].change, &r->list[i].may_lack_route);
+    add_targets(r, API_RESET_PREFIX_CACHE, NULL);
+    add_targets(r, API_RESET_ENCODER_CACHE, NULL);
 }
 
 void fleet_resets_apply(struct fleet_resets *r, const struct fleet_result *results,
@@ -188,128 +197,86 @@ void fleet_resets_apply(struct fleet_resets *r, const struct fleet_result *resul
     add_targets(r, API_RESET_STORAGE_CACHE, is_reset);
 }
 
-void fleet_resets_end(struct fleet_resets *r, const struct fleet_result *results,
-                      const struct err *e)
+/* That those are stale which are reconciled was logged before, or they are of another process. */
+static void resets_end(struct fleet_resets *r)
 {
-    apply_results(r, results, e);
-}
+    struct log_rec rec;
 
-void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
-                        struct err *why)
-{
-    struct fleet_result *results;
-    struct fleet_resets r;
-    struct err e = {0};
-    size_t n_sent;
+    for (size_t i = 0; i < r->n; i++) {
+        const struct fleet_reset *one = &r->list[i];
 
-    for (size_t i = 0; i < n; i++)
-        fleet_proof_hold(fc, list[i].upstream);
-    fleet_proof_await(fc);
-    fleet_resets_begin(&r, fc, list, n);
-    n_sent = r.n_targets;
-    results = send_targets(&r, &e);
-    fleet_resets_apply(&r, results, &e);
-    fleet_results_free(results, n_sent);
-    n_sent = r.n_targets;
-    results = send_targets(&r, &e);
-    fleet_resets_end(&r, results, &e);
-    fleet_results_free(results, n_sent);
-    for (size_t i = 0; i < n; i++)
-        fleet_proof_release(fc, list[i].upstream);
-    memcpy(why, r.why, n * sizeof *why);
-}
-
-static void log_stale(struct upstream *upstream, const struct err *why)
-{
-    struct log_rec r;
-
-    log_begin(&r, LOG_WARN, "fleet.cache_stale");
-    log_str(&r, "upstream", upstream_name(upstream));
-    log_str(&r, "error", why->msg);
-    log_end(&r);
-}
-
-static void set_stale(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
-                      const struct err *why)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (why[i].code != ERR_NONE)
-            log_stale(list[i].upstream, &why[i]);
-        fleet_reconcile_set_stale(fc, list[i].upstream, &why[i]);
+        if (one->why.code != ERR_NONE && one->change != CACHES_AS_BEFORE) {
+            log_begin(&rec, LOG_WARN, "fleet.cache_stale");
+            log_str(&rec, "upstream", upstream_name(one->upstream));
+            log_str(&rec, "error", one->why.msg);
+            log_end(&rec);
+        }
+        fleet_caches_end(fleet_of(r->fc), one->upstream, one->number, &one->why);
     }
 }
 
-static void reset_or_set_stale(struct fleet_control *fc, const struct fleet_cache_reset *list,
-                               size_t n)
+static void reset_all(struct fleet_resets *r)
 {
-    struct err why[FLEET_MAX];
+    for (size_t i = 0; i < r->n; i++)
+        fleet_proof_hold(r->fc, r->list[i].upstream);
+    fleet_proof_await(r->fc);
+    resets_begin(r);
+    send_step(r, fleet_resets_apply);
+    send_step(r, apply_results);
+    for (size_t i = 0; i < r->n; i++)
+        fleet_proof_release(r->fc, r->list[i].upstream);
+    resets_end(r);
+}
 
-    fleet_reset_caches(fc, list, n, why);
-    set_stale(fc, list, n, why);
+/* At an engine without requests of this server, preemption makes no client recompute its KV. */
+void fleet_reset_caches(struct fleet_control *fc, struct upstream *upstream,
+                        enum cache_change change, struct err *why)
+{
+    struct fleet_resets r = {.fc = fc, .n = 1, .list = {{.upstream = upstream, .change = change}}};
+    struct upstream_info info;
+
+    if (upstream_caps_of(upstream)->two_phase)
+        return;
+    fleet_info(fleet_of(fc), upstream, &info);
+    r.list[0].preempt = fc->cfg.recomputes ||
+                        (change == CACHES_AS_BEFORE && info.n_outstanding[FLEET_GENERATE] == 0);
+    reset_all(&r);
+    *why = r.list[0].why;
 }
 
 void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
                              struct fleet_session *s)
 {
-    struct fleet_cache_reset list[FLEET_MAX];
-    size_t n = 0;
-
+    r->fc = fc;
+    r->n = r->n_targets = 0;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
         if (!p->two_phase && !p->out)
-            list[n++] = (struct fleet_cache_reset){.upstream = p->upstream,
+            r->list[r->n++] = (struct fleet_reset){.upstream = p->upstream,
+                                                   .change = CACHES_OF_OTHER_WEIGHTS,
                                                    .paused = upstream_may_be_paused(p->upstream),
-                                                   .preempt = fleet_recomputes_kv(fc),
+                                                   .preempt = fc->cfg.recomputes,
                                                    .given_up = s->given_up};
     }
     mtx_unlock(&fc->lock);
-    fleet_resets_begin(r, fc, list, n);
+    resets_begin(r);
 }
 
-static bool holds_stale_requests(const struct fleet_resets *r, size_t i)
-{
-    return r->list[i].preempt && r->list[i].paused && r->why[i].code != ERR_NONE && r->failed[i];
-}
-
-static void log_held(const struct fleet_result *result)
-{
-    struct log_rec r;
-
-    log_begin(&r, LOG_WARN, "fleet.held_aborted");
-    log_str(&r, "upstream", upstream_name(result->upstream));
-    log_str(&r, "error", result_ok(result) ? NULL : result->why.msg);
-    log_end(&r);
-}
-
-/* A failure is only reported: the engine may have ended, and with it what it held. */
-static void abort_stale_requests(struct fleet_resets *r)
-{
-    struct fleet_result *results;
-    struct err ignored = {0};
-    size_t n;
-
-    add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
-    n = r->n_targets;
-    results = send_targets(r, &ignored);
-    for (size_t k = 0; k < n && results != NULL; k++)
-        log_held(&results[k]);
-    fleet_results_free(results, n);
-    r->n_targets = 0;
-}
-
+/* That an abort fails is only reported: the engine may have ended, and with it what it held. */
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
                            const struct fleet_result *results, const struct err *e)
 {
-    fleet_resets_end(r, results, e);
-    abort_stale_requests(r);
-    set_stale(r->fc, r->list, r->n, r->why);
+    apply_results(r, results, e);
+    add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
+    send_step(r, log_held);
+    resets_end(r);
     mtx_lock(&r->fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         for (size_t k = 0; k < r->n; k++)
             if (r->list[k].upstream == s->parts[i].upstream)
-                s->parts[i].cache_error = r->why[k];
+                s->parts[i].cache_error = r->list[k].why;
     mtx_unlock(&r->fc->lock);
 }
 
@@ -319,25 +286,15 @@ void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
 void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
                                 size_t n)
 {
-    struct fleet_cache_reset list[FLEET_MAX];
-    size_t n_list = 0;
+    struct fleet_resets r = {.fc = fc};
 
     for (size_t i = 0; i < n; i++) {
         if (upstream_caps_of(results[i].upstream)->caches_by_adapter_name &&
             fleet_result_may_have_run(&results[i]))
-            list[n_list++] = (struct fleet_cache_reset){
-                .upstream = results[i].upstream,
-                .route_optional = !fleet_reconcile_is_stale(fc, results[i].upstream),
-                .preempt = true};
+            r.list[r.n++] = (struct fleet_reset){.upstream = results[i].upstream,
+                                                 .change = CACHES_OF_OTHER_ADAPTER,
+                                                 .preempt = true};
     }
-    if (n_list > 0)
-        reset_or_set_stale(fc, list, n_list);
-}
-
-void fleet_reset_caches_of(struct fleet_control *fc, struct upstream *upstream)
-{
-    const struct fleet_cache_reset one = {.upstream = upstream, .preempt = fleet_recomputes_kv(fc)};
-
-    if (!upstream_caps_of(upstream)->two_phase)
-        reset_or_set_stale(fc, &one, 1);
+    if (r.n > 0)
+        reset_all(&r);
 }

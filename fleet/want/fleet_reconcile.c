@@ -1,23 +1,19 @@
 /* One job for each engine, and a limit on how many run. They take no operation lock: a trainer's
- * load may come at any moment, and is newer than what a job is doing
- * (fleet/calls/fleet_adapters.h). */
+ * load may come at any moment, and is newer than what a job is doing; where the two overlap, what
+ * the engine has is unknown (fleet/members/have.h). */
 #include "fleet/want/fleet_reconcile.h"
 
 #include "base/log.h"
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/want/fleet_cache.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    RECONCILE_INTERVAL_US = 250000,    /* between two checks of all engines */
-    RECONCILE_RETRY_US = 500000,       /* delay after the first failure; doubled each time … */
-    RECONCILE_RETRY_MAX_US = 30000000, /* … up to this */
-    /* The same for a cache that cannot be reset while requests run. */
-    RECONCILE_CACHE_RETRY_MAX_US = 1000000,
-    RECONCILE_JOBS_MAX = 4 /* at the same time: other work needs threads too */
+    RECONCILE_INTERVAL_US = 250000, /* between two checks of all engines */
+    RECONCILE_NAME_US = 1000000,    /* operations wait for each of two requests */
+    RECONCILE_JOBS_MAX = 4          /* at the same time: other work needs threads too */
 };
 
 static void on_timer(void *arg);
@@ -29,185 +25,21 @@ void fleet_reconcile_init(struct fleet_control *fc)
     fc->reconcile.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
 }
 
-/* state of one engine */
-
-/* Has the engine surely lost its adapters, or never had any? One that was added again may be the
- * same process as before, and so may one that does not report its process. */
-static bool is_new_locked(const struct fleet_reconciler *f, const struct upstream_info *info)
-{
-    uint64_t before = fleet_engine(f->upstream)->adapters.incarnation;
-
-    if (!f->known)
-        return true;
-    return !info->removed && before != FLEET_REMOVED && before >= info->join_incarnation &&
-           upstream_caps_of(f->upstream)->status_names_process;
-}
-
-void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, struct upstream *upstream)
-{
-    struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
-    struct upstream_info info;
-    uint64_t incarnation;
-
-    fleet_info(fleet_of(fc), upstream, &info);
-    incarnation = info.removed ? FLEET_REMOVED : info.incarnation;
-    if (incarnation == fleet_engine(upstream)->adapters.incarnation)
-        return;
-    fleet_adapters_set_incarnation(&fc->adapters, &fleet_engine(upstream)->adapters, incarnation,
-                                   is_new_locked(f, &info));
-    f->known = true;
-    err_clear(&f->why);
-    err_clear(&f->stale);
-    f->untried = !info.removed && !upstream_caps_of(upstream)->two_phase;
-    if (f->untried) {
-        (void)err_set(&f->stale, ERR_UNSYNCED, "", "no attempt was made yet");
-        f->n_stale++;
-    }
-    retry_clear(&f->retry);
-}
-
-static void describe_missing(const struct fleet_adapter *a, const struct err *why, struct err *out)
-{
-    const char *last = why->code != ERR_NONE ? "; last error: " : "";
-
-    if (a->removed)
-        (void)err_set(
-            out, ERR_UNSYNCED, "",
-            "it may still have adapter '%.60s', which the fleet has unloaded and which is "
-            "unloaded there before it gets requests%s%.180s",
-            a->name, last, why->msg);
-    else if (a->load != NULL)
-        (void)err_set(
-            out, ERR_UNSYNCED, "",
-            "it lacks adapter '%.60s', which is loaded there before it gets requests%s%.180s",
-            a->name, last, why->msg);
-    else
-        (void)err_set(out, ERR_UNSYNCED, "",
-                      "it lacks adapter '%.60s', of which this server has no files, as the "
-                      "upstreams read its tensors themselves: load it again or unload it; one "
-                      "that is sent as a body of tensors is kept in --adapter-dir",
-                      a->name);
-}
-
-static void describe_stale(const struct err *why, struct err *out)
-{
-    (void)err_set(out, ERR_UNSYNCED, "",
-                  "its caches may hold entries of other weights, and are reset before it gets "
-                  "requests: %.250s",
-                  why->msg);
-}
-
-static void publish(struct fleet_control *fc, struct upstream *upstream)
-{
-    const struct fleet_adapter *a;
-    struct fleet_adapter_check check;
-    struct err missing = {0};
-
-    mtx_lock(&fc->lock);
-    fleet_reconcile_check_incarnation_locked(fc, upstream);
-    a = fleet_adapters_blocking(&fc->adapters, &fleet_engine(upstream)->adapters);
-    if (fleet_engine(upstream)->reconcile.stale.code != ERR_NONE)
-        describe_stale(&fleet_engine(upstream)->reconcile.stale, &missing);
-    else if (a != NULL)
-        describe_missing(a, &fleet_engine(upstream)->reconcile.why, &missing);
-    check = (struct fleet_adapter_check){
-        .incarnation = fleet_engine(upstream)->adapters.incarnation,
-        .change = fc->adapters.changes,
-        .missing = &missing};
-    mtx_unlock(&fc->lock);
-    fleet_set_missing_adapters(fleet_of(fc), upstream, &check);
-}
-
 void fleet_reconcile_start(struct fleet_control *fc)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-
-    for (size_t i = 0; i < all->n; i++) {
-        if (upstream_is_removed(all->items[i]) || upstream_caps_of(all->items[i])->two_phase)
-            continue;
-        fleet_reconcile_watch(fc);
-        publish(fc, all->items[i]);
-    }
-    upstream_list_unref(all);
+    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile.item);
     fleet_proof_watch(fc);
     fleet_gate_watch(fc);
-}
-
-void fleet_reconcile_all(struct fleet_control *fc)
-{
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < all->n; i++)
-        retry_clear(&fleet_engine(all->items[i])->reconcile.retry);
-    mtx_unlock(&fc->lock);
-    for (size_t i = 0; i < all->n; i++)
-        publish(fc, all->items[i]);
-    upstream_list_unref(all);
-}
-
-void fleet_reconcile_set_stale(struct fleet_control *fc, struct upstream *upstream,
-                               const struct err *why)
-{
-    struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
-    bool changes;
-
-    if (why->code != ERR_NONE)
-        fleet_reconcile_watch(fc);
-    mtx_lock(&fc->lock);
-    fleet_reconcile_check_incarnation_locked(fc, upstream);
-    changes = why->code != ERR_NONE || f->stale.code != ERR_NONE;
-    f->stale = *why;
-    f->untried = false;
-    f->n_stale++;
-    retry_clear(&f->retry);
-    fc->adapters.changes += changes;
-    mtx_unlock(&fc->lock);
-    if (changes)
-        publish(fc, upstream);
-}
-
-bool fleet_reconcile_is_stale(struct fleet_control *fc, struct upstream *upstream)
-{
-    bool stale;
-
-    mtx_lock(&fc->lock);
-    stale = fleet_engine(upstream)->reconcile.stale.code != ERR_NONE;
-    mtx_unlock(&fc->lock);
-    return stale;
-}
-
-size_t fleet_missing_adapters(struct fleet_control *fc, struct upstream *upstream,
-                              char (**names)[FLEET_ADAPTER_NAME_MAX + 1])
-{
-    size_t n = 0;
-
-    *names = NULL;
-    mtx_lock(&fc->lock);
-    fleet_reconcile_check_incarnation_locked(fc, upstream);
-    for (size_t i = 0; i < fc->adapters.n; i++)
-        n += fleet_adapters_is_missing(&fc->adapters.list[i], &fleet_engine(upstream)->adapters);
-    if (n > 0)
-        *names = malloc(n * sizeof **names);
-    n = 0;
-    for (size_t i = 0; *names != NULL && i < fc->adapters.n; i++)
-        if (fleet_adapters_is_missing(&fc->adapters.list[i], &fleet_engine(upstream)->adapters))
-            memcpy((*names)[n++], fc->adapters.list[i].name, sizeof **names);
-    mtx_unlock(&fc->lock);
-    return n;
 }
 
 /* jobs */
 
 static bool may_start_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    const struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
-
-    return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX && retry_is_due(&f->retry) &&
-           !fc->sleep.weights && !fc->sleep.kv && !fleet_engine_is_held_locked(fc, upstream) &&
-           !fleet_gate_differs_locked(fc, upstream) &&
-           (f->stale.code != ERR_NONE ||
-            fleet_adapters_has_task(&fc->adapters, &fleet_engine(upstream)->adapters));
+    return !fleet_engine(upstream)->reconcile.running &&
+           fc->reconcile.n_running < RECONCILE_JOBS_MAX && !fc->sleep.weights && !fc->sleep.kv &&
+           !fleet_engine_is_held_locked(fc, upstream) && !fleet_gate_differs_locked(fc, upstream) &&
+           fleet_needs(fleet_of(fc), upstream) != NEED_NOTHING;
 }
 
 /* It may be gone with its engine afterwards. */
@@ -222,28 +54,15 @@ static void end_job(struct fleet_reconciler *f)
     upstream_unref(f->upstream);
 }
 
-static void start_job(struct fleet_reconciler *f)
-{
-    struct fleet_control *fc = f->fc;
-    struct err ignored = {0};
-
-    f->job = (struct job){.run = reconcile_run, .arg = f};
-    if (workers_post(fc->cfg.executor, &f->job, WORKERS_URGENT, &ignored) == 0)
-        return;
-    end_job(f);
-}
-
 static void check_one(struct fleet_control *fc, struct upstream *upstream)
 {
     struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
     struct upstream_info info;
-    bool blocked, starts;
+    struct err ignored = {0};
+    bool starts;
 
     fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
-    fleet_reconcile_check_incarnation_locked(fc, upstream);
-    blocked = f->stale.code != ERR_NONE ||
-              fleet_adapters_blocking(&fc->adapters, &fleet_engine(upstream)->adapters) != NULL;
     starts = info.alive && !info.removed && may_start_locked(fc, upstream);
     if (starts) {
         f->running = true;
@@ -251,10 +70,11 @@ static void check_one(struct fleet_control *fc, struct upstream *upstream)
         (void)upstream_ref(upstream); /* until end_job */
     }
     mtx_unlock(&fc->lock);
-    if (!info.removed && (blocked || info.missing_adapters)) /* the reason may have changed too */
-        publish(fc, upstream);
-    if (starts)
-        start_job(f);
+    if (!starts)
+        return;
+    f->job = (struct job){.run = reconcile_run, .arg = f};
+    if (workers_post(fc->cfg.executor, &f->job, WORKERS_URGENT, &ignored) != 0)
+        end_job(f);
 }
 
 /* On the thread of the upstreams' loop. */
@@ -270,21 +90,18 @@ static void on_timer(void *arg)
                    clock_after_us(RECONCILE_INTERVAL_US));
 }
 
-void fleet_reconcile_watch(struct fleet_control *fc)
-{
-    bool first;
+/* caches */
 
-    mtx_lock(&fc->lock);
-    first = !fc->reconcile.watching;
-    fc->reconcile.watching = true;
-    mtx_unlock(&fc->lock);
-    if (!first)
-        return;
-    fleet_require_adapters(fleet_of(fc));
-    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile.item);
+static void log_cache_reset(struct upstream *upstream)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, "fleet.cache_reset");
+    log_str(&r, "upstream", upstream_name(upstream));
+    log_end(&r);
 }
 
-/* tasks */
+/* adapters */
 
 static void log_task(struct upstream *upstream, const struct fleet_adapter_task *task,
                      const struct err *why)
@@ -299,90 +116,157 @@ static void log_task(struct upstream *upstream, const struct fleet_adapter_task 
     log_event(&r);
 }
 
-static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,
-                             const struct err *why)
+static void unload(struct fleet_control *fc, struct upstream *upstream,
+                   const struct fleet_adapter_task *task, struct err *why)
 {
-    f->why = *why;
-    if (why->code == ERR_NONE)
-        retry_clear(&f->retry);
-    else
-        retry_failed(&f->retry, RECONCILE_RETRY_US, wait_max_us);
+    const struct api_args args = {.name = task->name, .number = task->number, .slot = task->slot};
+    const struct fleet_target target = {.upstream = upstream, .args = &args};
+    struct fleet_result *result = NULL;
+
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, &target, 1, FLEET_CACHE_US, &result, why) != 0)
+        return;
+    fleet_reset_adapter_caches(fc, result, 1);
+    *why = result->why;
+    fleet_results_free(result, 1);
 }
 
-static void log_cache_reset(struct upstream *upstream)
+/* An engine that can replace an adapter, and refused this one, keeps what it had under that name:
+ * without an unload it would serve it once no engine has this one. */
+static void load(struct fleet_control *fc, struct upstream *upstream,
+                 const struct fleet_adapter_task *task, struct api_object *native, struct err *why)
 {
-    struct log_rec r;
+    const struct api_args args = {.native = native,
+                                  .name = task->name,
+                                  .dir = task->path,
+                                  .number = task->number,
+                                  .slot = task->slot};
+    const struct fleet_target target = {.upstream = upstream, .args = &args};
+    bool replaces = upstream_caps_of(upstream)->replaces_adapters;
+    struct fleet_result *result = NULL;
+    struct err ignored = {0};
 
-    log_begin(&r, LOG_INFO, "fleet.cache_reset");
-    log_str(&r, "upstream", upstream_name(upstream));
-    log_end(&r);
-}
-
-/* At an engine without requests of this server, preemption makes no client recompute its KV.
- * Returns false: it failed, and is due later. */
-static bool reconcile_cache(struct fleet_reconciler *f)
-{
-    struct fleet_control *fc = f->fc;
-    struct fleet_cache_reset one = {.upstream = f->upstream, .preempt = fleet_recomputes_kv(fc)};
-    struct upstream_info info;
-    struct err why = {0};
-    uint64_t n_stale;
-    bool stale;
-
-    mtx_lock(&fc->lock);
-    n_stale = f->n_stale;
-    stale = f->stale.code != ERR_NONE;
-    one.route_optional = f->untried;
-    mtx_unlock(&fc->lock);
-    if (!stale)
-        return true;
-    fleet_info(fleet_of(fc), f->upstream, &info);
-    one.preempt = one.preempt || info.n_outstanding[FLEET_GENERATE] == 0;
-    fleet_reset_caches(fc, &one, 1, &why);
-    mtx_lock(&fc->lock);
-    if (f->n_stale == n_stale) {
-        f->stale = why;
-        fc->adapters.changes++;
-    }
-    set_retry_locked(f, RECONCILE_CACHE_RETRY_MAX_US, &why);
-    mtx_unlock(&fc->lock);
-    if (why.code == ERR_NONE)
-        log_cache_reset(f->upstream);
-    return why.code == ERR_NONE;
+    if (!replaces && fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
+        unload(fc, upstream, task, &ignored);
+    if (fleet_request(fc, API_LOAD_ADAPTER, &target, 1, task->timeout_us + FLEET_GRACE_US, &result,
+                      why) != 0)
+        return;
+    fleet_reset_adapter_caches(fc, result, 1);
+    *why = result->why;
+    err_clear(&ignored);
+    if (result->outcome == FLEET_REFUSED && replaces &&
+        fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
+        unload(fc, upstream, task, &ignored);
+    fleet_results_free(result, 1);
 }
 
 /* Returns false: nothing is left to do, or it failed and is due later. */
-static bool reconcile_adapter(struct fleet_reconciler *f)
+static bool reconcile_adapter(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct fleet_control *fc = f->fc;
     struct fleet_adapter_task task;
+    struct api_object *native = NULL;
     struct err why = {0};
-    enum fleet_has has;
-    int found;
 
-    mtx_lock(&fc->lock);
-    fleet_reconcile_check_incarnation_locked(fc, f->upstream);
-    found = fleet_adapters_begin_task(&fc->adapters, &fleet_engine(f->upstream)->adapters, &task);
-    mtx_unlock(&fc->lock);
-    if (found <= 0)
+    if (fleet_adapter_next(fleet_of(fc), upstream, &task) <= 0)
         return false;
-    has = fleet_run_adapter_task(fc, f->upstream, &task, &why);
-    log_task(f->upstream, &task, &why);
-    mtx_lock(&fc->lock);
-    fleet_reconcile_check_incarnation_locked(fc, f->upstream);
-    fleet_adapters_end_task(&fc->adapters, &fleet_engine(f->upstream)->adapters, &task, has);
-    set_retry_locked(f, RECONCILE_RETRY_MAX_US, &why);
-    mtx_unlock(&fc->lock);
+    if (task.load != NULL)
+        native = api_object_parse(task.load, strlen(task.load));
+    if (task.load == NULL)
+        unload(fc, upstream, &task, &why);
+    else if (native == NULL)
+        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to load an adapter");
+    else
+        load(fc, upstream, &task, native, &why);
+    log_task(upstream, &task, &why);
+    api_object_unref(native);
+    fleet_adapter_task_fini(&task);
+    fleet_need_tried(fleet_of(fc), upstream, NEED_ADAPTERS, &why);
     return why.code == ERR_NONE;
+}
+
+/* names */
+
+/* A version is set only after it was read: another process, or another client, may have changed it.
+ */
+static bool may_name(struct fleet_control *fc, const struct fleet_result *result, struct err *why)
+{
+    char label[API_VERSION_MAX + 1];
+
+    if (result->outcome != FLEET_OK)
+        *why = result->why;
+    else if (api_read_version(label, upstream_kind(result->upstream),
+                              result->text != NULL ? result->text : "", result->text_len,
+                              why) == 0 &&
+             !fleet_may_name(fleet_of(fc), result->upstream, label))
+        (void)err_set(why, ERR_UNSYNCED, "", "it reports version '%.100s'", label);
+    return why->code == ERR_NONE;
+}
+
+static void give_name(struct fleet_control *fc, struct upstream *upstream, const char *label,
+                      struct err *why)
+{
+    const struct api_args args = {.label = label};
+    const struct fleet_target target = {.upstream = upstream, .args = &args};
+    struct fleet_result *result = NULL;
+    bool may;
+
+    if (fleet_query(fc, API_GET_VERSION, &target, 1, RECONCILE_NAME_US, &result, why) != 0)
+        return;
+    may = may_name(fc, result, why);
+    fleet_results_free(result, 1);
+    if (!may ||
+        fleet_request(fc, API_SET_VERSION, &target, 1, RECONCILE_NAME_US, &result, why) != 0)
+        return;
+    *why = result->why;
+    fleet_results_free(result, 1);
+}
+
+/* An update sets names, too. Returns false: it is due later. */
+static bool reconcile_name(struct fleet_control *fc, struct upstream *upstream)
+{
+    struct fleet_stats stats;
+    struct err why = {0};
+    bool updates;
+
+    if (!fleet_step_lock_if_free(fc, "another name at one upstream"))
+        return false;
+    mtx_lock(&fc->lock);
+    updates = fc->session != NULL && fc->session->prepare_begun;
+    mtx_unlock(&fc->lock);
+    fleet_stats(fleet_of(fc), &stats);
+    if (!updates) {
+        give_name(fc, upstream, stats.label, &why);
+        fleet_named(fleet_of(fc), upstream, stats.label, &why);
+    }
+    fleet_op_unlock(fc);
+    fleet_need_tried(fleet_of(fc), upstream, NEED_NAME, &why);
+    return !updates && why.code == ERR_NONE;
+}
+
+/* Returns false: nothing is left to do now. */
+static bool reconcile_one(struct fleet_control *fc, struct upstream *upstream)
+{
+    struct err why = {0};
+
+    switch (fleet_needs(fleet_of(fc), upstream)) {
+    case NEED_CACHES:
+        fleet_reset_caches(fc, upstream, CACHES_AS_BEFORE, &why);
+        if (why.code == ERR_NONE)
+            log_cache_reset(upstream);
+        return why.code == ERR_NONE;
+    case NEED_ADAPTERS:
+        return reconcile_adapter(fc, upstream);
+    case NEED_NAME:
+        return reconcile_name(fc, upstream);
+    default:
+        return false;
+    }
 }
 
 static void reconcile_run(void *arg)
 {
     struct fleet_reconciler *f = arg;
-    struct fleet_control *fc = f->fc;
 
-    while (reconcile_cache(f) && reconcile_adapter(f))
+    while (reconcile_one(f->fc, f->upstream))
         continue;
-    publish(fc, f->upstream);
     end_job(f);
 }

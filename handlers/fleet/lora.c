@@ -2,10 +2,10 @@
 #include "base/log.h"
 #include "fleet/api/api_json.h"
 #include "fleet/ask/adapter_dir.h"
-#include "fleet/ask/fleet_lora.h"
 #include "fleet/ask/fleet_lora_load.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
+#include "fleet/members/fleet_adapters.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -21,20 +21,20 @@ enum { LORA_S_DEFAULT = 120, LORA_S_MAX = 3600 };
 static json_t *loaded_json(struct fleet_control *fc)
 {
     size_t n;
-    struct fleet_lora_entry *all = fleet_lora_list(fc, &n);
+    struct fleet_adapter_entry *all = fleet_adapter_list(fleet_of(fc), NULL, &n);
     json_t *loaded = all != NULL ? json_object() : NULL;
 
     for (size_t i = 0; loaded != NULL && i < n; i++)
         (void)json_object_set_new(loaded, all[i].name,
                                   all[i].path != NULL ? json_string(all[i].path) : json_null());
-    fleet_lora_list_free(all, n);
+    fleet_adapter_list_free(all, n);
     return loaded;
 }
 
 int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
     size_t n;
-    struct fleet_lora_entry *all = fleet_lora_list(app->fleet->control, &n);
+    struct fleet_adapter_entry *all = fleet_adapter_list(fleet_of(app->fleet->control), NULL, &n);
     json_t *list = all != NULL ? json_array() : NULL;
 
     (void)e;
@@ -42,7 +42,7 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
         (void)json_array_append_new(list, json_pack("{s:s, s:s?, s:I}", "lora_name", all[i].name,
                                                     "path", all[i].path, "revision",
                                                     (json_int_t)all[i].revision));
-    fleet_lora_list_free(all, n);
+    fleet_adapter_list_free(all, n);
     reply_json(x, 200, list != NULL ? json_pack("{s:o}", "adapters", list) : NULL);
     return 0;
 }
@@ -152,7 +152,7 @@ static void remove_old_files(struct app *app, const char *name, bool known, cons
     if (!known && !any_took_it(reply) && !none_has_it) {
         if (added != NULL && e->code != ERR_DRAINING) /* then engines may be reading it */
             adapter_dir_remove(dir, name, added);
-    } else if (fleet_lora_path(app->fleet->control, name, &path) == 0) {
+    } else if (fleet_adapter_path(fleet_of(app->fleet->control), name, &path) == 0) {
         adapter_dir_keep_only(dir, name, path);
         free(path);
     }
@@ -164,7 +164,7 @@ static void load_on_all(struct app *app, struct fleet_lora_request *req, struct 
                         json_t *json, struct lora_sent *sent, struct fleet_lora_reply *reply,
                         struct err *e)
 {
-    bool known = fleet_lora_exists(app->fleet->control, req->name);
+    bool known = fleet_adapter_exists(fleet_of(app->fleet->control), req->name);
     char *path = NULL;
     int rc = 0;
 
@@ -213,7 +213,7 @@ static int unload(struct app *app, struct http_request *x, struct api_object *bo
     if (name_parse(&name, body->json, e) != 0 ||
         fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
         return -1;
-    known = fleet_lora_exists(fc, name);
+    known = fleet_adapter_exists(fleet_of(fc), name);
     (void)fleet_lora_unload(fc, name, body, &reply, e);
     remove_old_files(app, name, known, NULL, &reply, e);
     rc = lora_reply(app, x, "lora.unloaded", name, &reply, e);

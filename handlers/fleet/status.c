@@ -5,10 +5,10 @@
 #include "control/life.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/handoff/handoff.h"
+#include "fleet/members/fleet_adapters.h"
 #include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
-#include "fleet/want/fleet_reconcile.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -80,15 +80,15 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
         "proof", proof);
 }
 
-static json_t *missing_adapters_json(struct fleet_control *fc, struct upstream *upstream)
+static json_t *missing_adapters_json(struct fleet *f, struct upstream *upstream)
 {
-    char(*names)[FLEET_ADAPTER_NAME_MAX + 1];
-    size_t n = fleet_missing_adapters(fc, upstream, &names);
+    size_t n;
+    struct fleet_adapter_entry *lacks = fleet_adapter_list(f, upstream, &n);
     json_t *list = json_array();
 
     for (size_t i = 0; i < n; i++)
-        (void)json_array_append_new(list, json_string(names[i]));
-    free(names);
+        (void)json_array_append_new(list, json_string(lacks[i].name));
+    fleet_adapter_list_free(lacks, n);
     return list;
 }
 
@@ -137,7 +137,7 @@ json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)
     fleet_info(f, upstream, &info);
     return upstream_json(upstream, &info, errors, fleet_errors(f, upstream, errors),
                          fleet_fence_is_paused(app->fleet->control, upstream),
-                         missing_adapters_json(app->fleet->control, upstream),
+                         missing_adapters_json(f, upstream),
                          proof_json(app->fleet->control, upstream, info.fenced));
 }
 

@@ -54,6 +54,13 @@ def one_token(f, model, n=1):
                                                    **({} if model is None else {"model": model})})
 
 
+def states_of(d):
+    """All that it was in, in order."""
+    with open(fleet_control.LOG) as log:
+        entries = [json.loads(line) for line in log if '"upstream.state"' in line]
+    return [e["to"] for e in entries if e["upstream"] == d.url]
+
+
 class Askers:
     """Clients of an adapter: none may find an upstream that lacks it. with Askers(f, "mine"): …"""
 
@@ -223,6 +230,55 @@ def keeps_the_old(f):
     assert theirs(f) == [[]] * n
 
 
+def lets_go_of_the_old(f):
+    """One that keeps the adapter before when it refuses another unloads it, by a request that names nothing else."""
+    d, n = f.doubles[0], len(f.doubles)
+    if d.dialect == "sglang":  # it unloads the one before first
+        return
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    d.order("lora_load", "status", status=404, times=0)
+    assert f.front.ask("POST", "/v1/load_lora_adapter", dict(LOAD, lora_path=OTHER, load_inplace=True))[0] == 502
+    until("it lets go", lambda: theirs(f)[0] == [])
+    assert [json.loads(r["body"]) for r in d.journal("lora_unload")][-1] == {"lora_name": "mine"}, d.journal("lora_unload")
+    d.good("DELETE", "/fault")
+    wait_all(f)
+    assert theirs(f) == [["mine"]] * n
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+
+
+def beside_a_load_that_hangs(f):
+    """A load that is tried again and hangs hides nothing else that its engine lacks, or still has."""
+    d, n = f.doubles[0], len(f.doubles)
+    f.front.post("/v1/load_lora_adapter", dict(LOAD, timeout_s=6))
+    for one in f.doubles:
+        one.order("lora_load", "status", status=404, times=0)
+        restart(f, one)
+    until("all are without", lambda: [of(f, one)["missing_adapters"] for one in f.doubles] == [["mine"]] * n)
+    f.update_all_but()
+    d.good("DELETE", "/fault")
+    d.order("lora_load", "hang")
+    n_loads = len(d.journal("lora_load"))
+    d.wait("it is asked again", lambda: len(d.journal("lora_load")) > n_loads)
+    for one in f.doubles:
+        one.good("DELETE", "/fault")
+
+    def stays_out(lacks):
+        for _ in range(20):
+            one = of(f, d)
+            assert one["state"] == "unsynced" and ("two" in one["missing_adapters"]) == lacks, one
+    two = dict(LOAD, lora_name="two")
+    f.front.post("/v1/load_lora_adapter", two)
+    d.order("lora_load", "status", status=404)
+    d.order("lora_unload", "status", status=500, times=2)
+    assert f.front.ask("POST", "/v1/load_lora_adapter", dict(two, lora_path=OTHER, load_inplace=True))[0] == 502
+    stays_out(True)
+    assert f.front.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "two"})[0] == 502
+    stays_out(False)
+    wait_all(f)
+    assert theirs(f) == [["mine"]] * n
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+
+
 def by_tensors(f):
     """An adapter that cannot be loaded again keeps engines without it out of rotation until it is loaded again;
     if all lack it, none is kept out."""
@@ -274,6 +330,9 @@ def changed_on_disk(f):
     f.update_all_but(1)
     until("that is told", lambda: "have changed since" in (of(f, d)["error"] or {"message": ""})["message"])
     assert of(f, d)["missing_adapters"] == ["mine"]
+    n_loads, n_states = len(d.journal("lora_load")), len(states_of(d))
+    d.wait("it loads others again", lambda: len(d.journal("lora_load")) > n_loads)
+    assert "serving" not in states_of(d)[n_states:], "with other files"
     d.good("DELETE", "/fault")
     says(d, "d1", 0)
     wait_all(f)
@@ -780,7 +839,7 @@ def main():
         return
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         for p in (loaded_again, told_meanwhile, unloaded_instead, unload_of_none, away_at_load, failed_half,
-                  keeps_the_old, by_tensors,
+                  keeps_the_old, lets_go_of_the_old, beside_a_load_that_hangs, by_tensors,
                   changed_on_disk, gone_from_disk):
             told(p.__name__, p, f)
     if WHICH != "baton":  # those are in fleet_batons.py

@@ -7,6 +7,7 @@ Usage: as fleet_control.py, vllm or sglang.
 
 import http.client
 import json
+import os
 import threading
 
 import fleet_control
@@ -176,6 +177,76 @@ def adapters(f):
         t.join()
     f.wait(*["serving"] * len(f.doubles))
     f.front.post("/v1/unload_lora_adapter", {"lora_name": "l"})
+
+
+def ask_adapter(f, n=1):
+    for _ in range(n * 4 * len(f.doubles)):
+        f.front.ask("POST", "/v1/completions", {"model": "l", "prompt": PROMPT, "max_tokens": N})
+
+
+def load_other(f):
+    other = os.path.join(fleet_control.WORK, "other")
+    os.makedirs(other, exist_ok=True)
+    return f.front.ask("POST", "/v1/load_lora_adapter", {"lora_name": "l", "lora_path": other, "load_inplace": True})[0]
+
+
+def emptied_after_a_later_load(f):
+    """One that replaces an adapter later than the others gets no request until its cache is empty, however long that
+    takes; nor does one whose reset fails while the others still load."""
+    d, slow = f.doubles[0], f.doubles[-1]
+    f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"})
+    ask_adapter(f)
+    d.order("lora_load", "status", status=404)
+    d.order("reset_cache", "hang")
+    n = len(d.journal("reset_cache"))
+    assert load_other(f) == 502
+    d.wait("its cache is to be emptied", lambda: len(d.journal("reset_cache")) > n)
+    f.stays("unsynced", *["serving"] * (len(f.doubles) - 1))
+    ask_adapter(f)
+    f.wait(*["serving"] * len(f.doubles))
+    ask_adapter(f)
+    d.order("reset_cache", "status", status=500, times=0)
+    slow.order("lora_load", "slow", ms=300)
+    n = len(slow.journal("lora_load"))
+    load = threading.Thread(target=lambda: f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"}))
+    load.start()
+    slow.wait("it loads", lambda: len(slow.journal("lora_load")) > n)
+    clients = [threading.Thread(target=ask_adapter, args=(f,)) for _ in range(8)]
+    for t in clients:
+        t.start()
+    load.join()
+    f.stays("unsynced", *["serving"] * (len(f.doubles) - 1))
+    for t in clients:
+        t.join()
+    d.good("DELETE", "/fault")
+    f.wait(*["serving"] * len(f.doubles))
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "l"})
+
+
+def updated_beside_a_load(f):
+    """A load that no engine needs and that hangs hides no cache of the weights before."""
+    d = f.doubles[0]
+    f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp", "timeout_s": 2})
+    for one in f.doubles:
+        one.order("lora_load", "status", status=404, times=0)
+        reboot(one)
+    f.wait(*["unsynced"] * len(f.doubles))
+    f.update_all()
+    f.wait(*["serving"] * len(f.doubles))
+    warm(f)
+    d.good("DELETE", "/fault")
+    d.order("lora_load", "hang")
+    n = len(d.journal("lora_load"))
+    d.wait("it is asked again", lambda: len(d.journal("lora_load")) > n)
+    assert f.states() == ["serving"] * len(f.doubles), "as all lack it"
+    d.order("reset_cache", "status", status=500, times=0)
+    f.update(next(LABELS))
+    f.stays("unsynced", *["serving"] * (len(f.doubles) - 1))
+    warm(f)
+    for one in f.doubles:
+        one.good("DELETE", "/fault")
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "l"})
+    f.wait(*["serving"] * len(f.doubles))
 
 
 def adapters_only(f):
@@ -474,6 +545,7 @@ def main():
     continues = {"options": ("--on-update", "continue"), "engine": (*SLOW, "--own-kv")}
     with_fleet([goes_on, queued_while_held], WHICH, **continues)
     if WHICH == "vllm":
+        with_fleet([emptied_after_a_later_load, updated_beside_a_load], WHICH, WHICH)
         with_fleet([adapters_only], WHICH, WHICH)
         with_fleet([held, queued], WHICH, engine=(*SLOW, "--silent-reset"))
         with_fleet([quietly], WHICH, options=continues["options"], engine=(*continues["engine"], "--silent-reset"))

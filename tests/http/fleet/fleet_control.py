@@ -395,6 +395,21 @@ def others(f):
     assert f.doubles[1].url in said["error"]["message"], said
 
 
+def named_later(f):
+    """One that did not take another name of the version that it serves is given it again."""
+    d, n = f.doubles[1], len(f.doubles)
+    f.clean()
+    for fault in ("status", "close_before", "close_after"):
+        label = next(LABELS)
+        d.order("finish" if d.dialect == "sglang" else "relabel", fault)
+        status, said = f.front.ask("POST", "/v1/weights/label", {"weight_version": label})
+        assert status == 502 and ok_of(said) == [i != 1 for i in range(n)], said
+        until("it takes it", lambda label=label: f.versions() == [label] * n)
+        f.wait(*["serving"] * n)
+        f.label = label
+    assert not {"start", "update", "mark", "pause"} & set(f.ops(1)), f.ops(1)
+
+
 def adapters(f):
     n, load = len(f.doubles), {"lora_name": "mine", "lora_path": WORK}
 
@@ -829,7 +844,7 @@ def told(name, what, *args):
 def of_dialect(dialect):
     with Fleet(*[dialect] * 4, min_ready=3) as f:
         promises = [goes_well, one_request, whole_session, given_up, by_lease, pauses, resumed_while_held, sleeps,
-                    drops, others, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
+                    drops, others, named_later, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
         if dialect != "vllm":  # whose groups have no name
             promises += [named_group, as_sglang]
         if dialect == "sglang":

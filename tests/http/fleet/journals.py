@@ -517,8 +517,8 @@ def label(f):
     f.wait(*["serving"] * len(f.doubles))
     f.order(1, {"baton": "relabel", "vllm": "relabel", "sglang": "finish"}[f.doubles[1].dialect], "status")
     f.post("/v1/weights/label", {"weight_version": "third"})
-    f.until_seen("that is seen", lambda: f.states()[1] != "serving")
-    heal(f)
+    f.until_seen("it is given it again", lambda: f.versions() == ["third"] * len(f.doubles))
+    f.wait(*["serving"] * len(f.doubles))
 
 
 # ---- adapters, caches, requests, groups ----

@@ -48,14 +48,16 @@ static void test_only_an_answer_makes_it_known(void **state)
 
 static void test_other_operations_leave_it(void **state)
 {
+    const struct api_args none = {0};
+
     (void)state;
     ask(API_PAUSE, HAVE_GOOD);
     for (int op = 0; op < API_OPS; op++) {
         if (op == API_PAUSE || op == API_RESUME)
             continue;
-        have_doubt(&have, (enum api_op)op, NULL, &before);
+        have_doubt(&have, (enum api_op)op, &none, &before);
         assert_int_equal(have.gate, GATE_PAUSED);
-        have_answer(&have, (enum api_op)op, NULL, &before, HAVE_LOST, true);
+        have_answer(&have, (enum api_op)op, &none, &before, HAVE_LOST, true);
         assert_int_equal(have.gate, GATE_PAUSED);
     }
 }
@@ -271,6 +273,88 @@ static void test_a_fault_outlives_the_process(void **state)
     assert_int_equal(have.weights.fault, FAULT_NONE);
 }
 
+static struct adapter_have adapter;
+
+static void begin_adapter(enum api_op op, uint32_t number, struct have_before *its)
+{
+    const struct api_args args = {.name = "x", .number = number};
+
+    *its = (struct have_before){.adapter = &adapter, .keyed_by_name = true};
+    have_doubt(&have, op, &args, its);
+    assert_int_equal(adapter.has, ADAPTER_UNKNOWN);
+}
+
+static void end_adapter(enum api_op op, uint32_t number, const struct have_before *its,
+                        enum have_answer answer, bool same)
+{
+    const struct api_args args = {.name = "x", .number = number};
+
+    have_answer(&have, op, &args, its, answer, same);
+}
+
+static void ask_adapter(enum api_op op, uint32_t number, enum have_answer answer)
+{
+    begin_adapter(op, number, &before);
+    end_adapter(op, number, &before, answer, true);
+}
+
+static void test_an_adapter_is_known_by_its_answer(void **state)
+{
+    struct have_before other;
+
+    (void)state;
+    adapter = (struct adapter_have){.has = ADAPTER_NONE};
+    ask_adapter(API_LOAD_ADAPTER, 7, HAVE_REFUSED);
+    assert_true(adapter.has == ADAPTER_NONE && adapter.refused == 7);
+    ask_adapter(API_LOAD_ADAPTER, 7, HAVE_GOOD);
+    assert_int_equal(adapter.has, 7);
+    ask_adapter(API_UNLOAD_ADAPTER, 8, HAVE_REFUSED);
+    assert_int_equal(adapter.has, 7);
+    ask_adapter(API_LOAD_ADAPTER, 9, HAVE_LOST);
+    assert_int_equal(adapter.has, ADAPTER_UNKNOWN);
+    ask_adapter(API_UNLOAD_ADAPTER, 9, HAVE_GOOD);
+    assert_int_equal(adapter.has, ADAPTER_NONE);
+    begin_adapter(API_LOAD_ADAPTER, 10, &before);
+    begin_adapter(API_LOAD_ADAPTER, 11, &other); /* which came last is not known */
+    end_adapter(API_LOAD_ADAPTER, 11, &other, HAVE_GOOD, true);
+    end_adapter(API_LOAD_ADAPTER, 10, &before, HAVE_GOOD, true);
+    assert_int_equal(adapter.has, ADAPTER_UNKNOWN);
+    begin_adapter(API_LOAD_ADAPTER, 12, &before);
+    have_reset_adapter(&adapter, true); /* which may have executed it */
+    end_adapter(API_LOAD_ADAPTER, 12, &before, HAVE_GOOD, false);
+    assert_int_equal(adapter.has, ADAPTER_UNKNOWN);
+    have_reset_adapter(&adapter, true);
+    assert_int_equal(adapter.has, ADAPTER_NONE);
+    ask_adapter(API_LOAD_ADAPTER, 13, HAVE_GOOD);
+    have_reset_adapter(&adapter, false); /* it may be the same process */
+    assert_true(adapter.has == ADAPTER_UNKNOWN && adapter.settled == ADAPTER_UNKNOWN);
+}
+
+/* A load replaces what the caches know by name only; so does one whose answer is lost, at whichever
+ * process. What an unload leaves in them cannot be read before the next load. */
+static void test_a_load_makes_caches_stale(void **state)
+{
+    (void)state;
+    adapter = (struct adapter_have){.has = ADAPTER_NONE};
+    assert_true(have_caches_are_stale(&have)); /* never emptied by this server */
+    have.caches.emptied = have.caches.changes;
+    ask_adapter(API_LOAD_ADAPTER, 7, HAVE_REFUSED);
+    ask_adapter(API_UNLOAD_ADAPTER, 8, HAVE_GOOD);
+    have_caches_settle(&have);
+    assert_false(have_caches_are_stale(&have));
+    for (int lost = 0; lost < 2; lost++) {
+        ask_adapter(API_LOAD_ADAPTER, 7, lost ? HAVE_LOST : HAVE_GOOD);
+        assert_false(have_caches_are_stale(&have)); /* whoever sent it may empty them */
+        have_caches_settle(&have);
+        assert_true(have_caches_are_stale(&have) && have_may_lack_reset_route(&have));
+        have.caches.emptied = have.caches.changes;
+    }
+    (void)have_caches_changed(&have, true);
+    assert_false(have_may_lack_reset_route(&have));
+    have_reset(&have, true);
+    assert_true(have_caches_are_stale(&have) && have_may_lack_reset_route(&have));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +369,8 @@ int main(void)
         cmocka_unit_test_setup(test_one_that_misses_a_wake_may_sleep, setup),
         cmocka_unit_test_setup(test_another_process_is_awake_if_nothing_was_sent_to_it, setup),
         cmocka_unit_test_setup(test_a_fault_outlives_the_process, setup),
+        cmocka_unit_test_setup(test_an_adapter_is_known_by_its_answer, setup),
+        cmocka_unit_test_setup(test_a_load_makes_caches_stale, setup),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* An engine that may lack adapters of the fleet is out of rotation. */
+/* An engine that may lack adapters of the fleet, or have stale caches, is out of rotation. */
+#include "fleet/members/upstream_config.h"
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
 static struct fleet *new_fleet(void)
@@ -20,62 +21,127 @@ static struct upstream_info info_of(struct fleet *f, size_t i)
     return info;
 }
 
-static void check(struct fleet *f, uint64_t incarnation, uint64_t change, const char *missing)
+/* Engine 0 overwrites the weights that it serves, so what it caches may be of other weights. */
+static struct fleet *fleet_with_cache(void)
 {
-    struct err why = {0};
-
-    if (missing != NULL)
-        (void)err_set(&why, ERR_UNSYNCED, "", "%s", missing);
-    fleet_set_missing_adapters(f, engine_at(f, 0),
-                               &(struct fleet_adapter_check){
-                                   .incarnation = incarnation, .change = change, .missing = &why});
-}
-
-static void test_new_process_waits_for_its_adapter_check(void **state)
-{
+    static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM};
     struct fleet *f = new_fleet();
-    uint64_t incarnation;
 
-    (void)state;
+    atomic_store(&engine_at(f, 0)->config, &vllm);
     report_ok(f, 0, "p1", "v");
     report_ok(f, 1, "q1", "v");
-    assert_true(fleet_serves(f, engine_at(f, 0)));
-    fleet_require_adapters(f);
-    assert_true(fleet_serves(f, engine_at(f, 0))); /* there were no adapters before */
-    incarnation = info_of(f, 0).incarnation;
-    report_ok(f, 0, "p2", "v");
-    assert_false(fleet_serves(f, engine_at(f, 0)));
-    assert_true(fleet_serves(f, engine_at(f, 1)));
+    return f;
+}
+
+static const struct err fails = {.code = ERR_UPSTREAM, .msg = "it holds requests"}, good;
+static bool optional;
+
+static uint64_t begin(struct fleet *f, enum cache_change change)
+{
+    return fleet_caches_begin(f, engine_at(f, 0), change, &optional);
+}
+
+static void end(struct fleet *f, uint64_t number, const struct err *why)
+{
+    fleet_caches_end(f, engine_at(f, 0), number, why);
+}
+
+static bool serves(struct fleet *f)
+{
+    return fleet_serves(f, engine_at(f, 0));
+}
+
+static bool says(struct fleet *f, const char *words)
+{
+    return strstr(info_of(f, 0).error.why.msg, words) != NULL;
+}
+
+/* Also the first one, of which it is not known what an earlier server did to it. */
+static void test_new_process_waits_for_empty_caches(void **state)
+{
+    struct fleet *f = fleet_with_cache();
+    uint64_t number;
+
+    (void)state;
+    assert_true(!serves(f) && fleet_serves(f, engine_at(f, 1)));
     assert_string_equal(upstream_state_name(info_of(f, 0).state), "unsynced");
-    assert_non_null(strstr(info_of(f, 0).error.why.msg, "restarted"));
-    check(f, incarnation, 1, NULL); /* of the process before */
-    assert_false(fleet_serves(f, engine_at(f, 0)));
-    check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
-    assert_false(fleet_serves(f, engine_at(f, 0)));
-    report_ok(f, 0, "p2", "v");
-    assert_string_equal(info_of(f, 0).error.why.msg, "it lacks 'x'");
-    check(f, info_of(f, 0).incarnation, 2, NULL);
-    assert_true(fleet_serves(f, engine_at(f, 0)));
+    assert_true(says(f, "no attempt was made yet"));
+    assert_int_equal(fleet_needs(f, engine_at(f, 0)), NEED_CACHES);
+    number = begin(f, CACHES_AS_BEFORE);
+    assert_true(optional && !serves(f) && info_of(f, 0).stale_caches);
+    end(f, number, &fails);
+    assert_true(!serves(f) && says(f, "it holds requests"));
+    number = begin(f, CACHES_AS_BEFORE);
+    end(f, number, &good);
+    assert_true(serves(f) && !info_of(f, 0).stale_caches);
     assert_int_equal(info_of(f, 0).error.why.code, ERR_NONE);
+    number = begin(f, CACHES_OF_OTHER_WEIGHTS);
+    report_ok(f, 0, "p2", "v"); /* those of the process before are emptied */
+    assert_false(serves(f));
+    end(f, number, &good);
+    assert_true(!serves(f) && says(f, "no attempt was made yet"));
     fleet_free(f);
 }
 
-static void test_older_adapter_check_is_ignored(void **state)
+/* A change that its caller empties the caches for counts when that fails, or was not enough. */
+static void test_a_change_needs_a_reset_that_was_sent_after_it(void **state)
 {
-    struct fleet *f = new_fleet();
-    uint64_t incarnation;
+    struct fleet *f = fleet_with_cache();
+    uint64_t before, after;
 
     (void)state;
-    report_ok(f, 0, "p1", "v");
-    report_ok(f, 1, "q1", "v");
-    fleet_require_adapters(f);
-    incarnation = info_of(f, 0).incarnation;
-    check(f, incarnation, 5, "it lacks 'x'");
-    check(f, incarnation, 4, NULL);
-    assert_false(fleet_serves(f, engine_at(f, 0)));
-    check(f, incarnation, 5, NULL);
-    assert_true(fleet_serves(f, engine_at(f, 0)));
+    end(f, begin(f, CACHES_AS_BEFORE), &good);
+    before = begin(f, CACHES_AS_BEFORE);
+    after = begin(f, CACHES_OF_OTHER_ADAPTER);
+    assert_true(optional && serves(f)); /* only adapters have changed */
+    end(f, after, &fails);
+    assert_false(serves(f));
+    end(f, before, &good); /* it was sent before the change */
+    assert_false(serves(f));
+    end(f, begin(f, CACHES_AS_BEFORE), &good);
+    assert_true(serves(f));
+    after = begin(f, CACHES_OF_OTHER_WEIGHTS);
+    assert_true(!optional && serves(f));
+    end(f, after, &fails);
+    assert_false(serves(f));
+    (void)begin(f, CACHES_OF_OTHER_ADAPTER);
+    assert_false(optional || serves(f));
     fleet_free(f);
+}
+
+/* It is asked again at once after a change, and then less and less often. */
+static void test_what_fails_is_tried_later(void **state)
+{
+    struct fleet *f = fleet_with_cache();
+
+    (void)state;
+    end(f, begin(f, CACHES_AS_BEFORE), &fails);
+    assert_int_equal(fleet_needs(f, engine_at(f, 0)), NEED_NOTHING);
+    end(f, begin(f, CACHES_OF_OTHER_WEIGHTS), &fails);
+    assert_int_equal(fleet_needs(f, engine_at(f, 0)), NEED_CACHES);
+    fleet_free(f);
+}
+
+/* An adapter that it had not when the fleet loaded it. */
+static void lose_adapter(struct fleet *f)
+{
+    struct api_args args = {.name = "x"};
+    struct have_before before;
+    struct err e = {0};
+
+    assert_int_equal(fleet_adapter_begin(f, &args, &e), 0);
+    fleet_doubt(f, engine_at(f, 1), API_LOAD_ADAPTER, &args, &before);
+    (void)fleet_answer(f, engine_at(f, 1), API_LOAD_ADAPTER, &args, &before, HAVE_REFUSED, NULL);
+    (void)fleet_adapter_end_loaded(f, NULL, strdup("{}"), 1);
+}
+
+static void find_adapter(struct fleet *f)
+{
+    const struct api_args args = {.name = "x", .number = f->adapters.list[0]->number};
+    struct have_before before;
+
+    fleet_doubt(f, engine_at(f, 0), API_LOAD_ADAPTER, &args, &before);
+    (void)fleet_answer(f, engine_at(f, 0), API_LOAD_ADAPTER, &args, &before, HAVE_GOOD, NULL);
 }
 
 /* Neither an update nor a resync gives it the adapters that it lacks. */
@@ -89,14 +155,16 @@ static void test_weights_do_not_replace_adapters(void **state)
     (void)state;
     report_ok(f, 0, "p1", "v");
     report_ok(f, 1, "q1", "v");
-    fleet_require_adapters(f);
-    check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
+    lose_adapter(f);
+    assert_false(serves(f));
     (void)commit(f, "w", 0, done, NULL);
-    assert_false(fleet_serves(f, engine_at(f, 0)));
-    assert_true(info_of(f, 0).synced && info_of(f, 0).missing_adapters);
-    assert_string_equal(info_of(f, 0).error.why.msg, "it lacks 'x'");
+    assert_true(!serves(f) && info_of(f, 0).synced && says(f, "it lacks adapter 'x'"));
+    fleet_need_tried(f, engine_at(f, 0), NEED_ADAPTERS, &fails);
+    assert_true(says(f, "it lacks adapter 'x'") && says(f, "last error: it holds requests"));
     assert_int_equal(fleet_resync(f, engine_at(f, 0), &report, &e), 0);
-    assert_false(fleet_serves(f, engine_at(f, 0)));
+    assert_false(serves(f));
+    find_adapter(f);
+    assert_true(serves(f));
     fleet_free(f);
 }
 
@@ -108,19 +176,21 @@ static void test_incarnation_never_repeats(void **state)
     uint64_t incarnation;
 
     (void)state;
-    fleet_require_adapters(f);
     report_ok(f, 0, "", "v");
     report_ok(f, 1, "q1", "v");
     (void)commit(f, "w", 0, done, NULL);
     report_ok(f, 0, "", "w");
-    assert_true(fleet_serves(f, engine_at(f, 0)));
+    assert_true(serves(f));
+    lose_adapter(f);
+    find_adapter(f);
+    assert_true(serves(f));
     incarnation = info_of(f, 0).incarnation;
     report_ok(f, 0, "", "default");
-    assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
+    assert_true(info_of(f, 0).incarnation > incarnation && !fleet_has_needs(engine_at(f, 0)));
     incarnation = info_of(f, 0).incarnation;
     fleet_remove(f, engine_at(f, 0));
     add_again(f, 0);
-    assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
+    assert_true(info_of(f, 0).incarnation > incarnation && !fleet_has_needs(engine_at(f, 0)));
     fleet_free(f);
 }
 
@@ -139,7 +209,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
 
         report_ok(f, 0, "p1", "v");
         report_ok(f, 1, "q1", "v");
-        fleet_require_adapters(f);
+        lose_adapter(f);
         fleet_quiesce(f, true, 1);
         report_ok(f, 0, "p2", "w");
         fleet_fence(f, engine_at(f, 0), &why);
@@ -149,7 +219,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
             assert_int_not_equal(info_of(f, 0).error.why.code, ERR_NONE);
             switch ((first + k) % N_REASONS) {
             case ADAPTERS:
-                check(f, info_of(f, 0).incarnation, 1, NULL);
+                find_adapter(f);
                 break;
             case FENCED: /* and unsynced */
                 (void)commit(f, "x", 0, done, NULL);
@@ -172,8 +242,9 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_new_process_waits_for_its_adapter_check),
-        cmocka_unit_test(test_older_adapter_check_is_ignored),
+        cmocka_unit_test(test_new_process_waits_for_empty_caches),
+        cmocka_unit_test(test_a_change_needs_a_reset_that_was_sent_after_it),
+        cmocka_unit_test(test_what_fails_is_tried_later),
         cmocka_unit_test(test_weights_do_not_replace_adapters),
         cmocka_unit_test(test_incarnation_never_repeats),
         cmocka_unit_test(test_engine_serves_when_the_last_reason_has_ended),

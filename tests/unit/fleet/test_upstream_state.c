@@ -23,7 +23,7 @@ static const struct {
     [KEYS] = {4, {0, BIT(AUTH_PROBE), BIT(AUTH_REQUEST), BIT(AUTH_PROBE) | BIT(AUTH_REQUEST)}},
     /* the others run, it has missed their pause, it is about to be paused, it is paused */
     [PAUSE] = {4, {0, BIT(PAUSE_MISSED), 0, 0}},
-    /* it has them, they were not checked, it lacks some, there are none */
+    /* it has them, it lacks one, its caches are stale, or will be unless a request empties them */
     [ADAPTERS] = {4, {0, BIT(ADAPTERS), BIT(ADAPTERS), 0}},
     /* it is, it is not, another client holds it */
     [READY] = {3, {0, BIT(NOT_READY), BIT(NOT_READY)}},
@@ -31,6 +31,7 @@ static const struct {
 };
 
 static const struct fleet served = {.serial = 7};
+static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM};
 
 static void make(struct upstream *u, const int x[FACTS])
 {
@@ -48,10 +49,11 @@ static void make(struct upstream *u, const int x[FACTS])
     u->quiesced = x[PAUSE] != 0;
     u->quiesced_incarnation = x[PAUSE] == 2 ? 3 : 2;
     u->have.gate = x[PAUSE] == 3 ? GATE_PAUSED : GATE_NOT_OURS;
-    u->requires_adapters = x[ADAPTERS] != 3;
+    u->n_block = x[ADAPTERS] == 1;
+    u->have.caches = (struct cache_facts){
+        .changes = 3, .emptied = 2, .due = x[ADAPTERS] == 2 ? 3 : 2};
+    atomic_store(&u->config, &vllm);
     u->incarnation = 3;
-    u->adapters_incarnation = x[ADAPTERS] == 1 ? 2 : 3;
-    u->missing.code = x[ADAPTERS] >= 2 ? ERR_UNSYNCED : ERR_NONE;
     u->report.not_ready[0] = x[READY] == 1 ? 'x' : '\0';
     u->report.held = x[READY] == 2 ? "paused" : NULL;
     atomic_store(&u->removed, x[REMOVED] != 0);
@@ -217,7 +219,7 @@ static void ask(struct fleet *f, enum api_op op, int level, enum have_answer ans
     struct have_before before;
 
     fleet_doubt(f, engine_at(f, 0), op, &args, &before);
-    fleet_answer(f, engine_at(f, 0), op, &args, &before, answer);
+    (void)fleet_answer(f, engine_at(f, 0), op, &args, &before, answer, NULL);
 }
 
 static void drop(struct fleet *f)
@@ -274,24 +276,24 @@ static void release(struct fleet *f)
     fleet_released(f, engine_at(f, 0));
 }
 
-static void check_adapters(struct fleet *f, enum err_code code)
-{
-    struct err missing = {.code = code, .msg = "it lacks 'x'"};
-
-    fleet_set_missing_adapters(
-        f, engine_at(f, 0),
-        &(struct fleet_adapter_check){engine_at(f, 0)->incarnation, 1, &missing});
-}
-
+/* The load of an adapter that it did not get; then it has it. */
 static void lack_adapters(struct fleet *f)
 {
-    fleet_require_adapters(f);
-    check_adapters(f, ERR_UNSYNCED);
+    struct api_args args = {.name = "x"};
+    struct err e = {0};
+
+    assert_int_equal(fleet_adapter_begin(f, &args, &e), 0);
+    (void)fleet_adapter_end_loaded(f, NULL, strdup("{}"), 1);
 }
 
 static void load_adapters(struct fleet *f)
 {
-    check_adapters(f, ERR_NONE);
+    const struct fleet_adapter *a = f->adapters.list[0];
+    const struct api_args args = {.name = "x", .number = a != NULL ? a->number : 0};
+    struct have_before before;
+
+    fleet_doubt(f, engine_at(f, 0), API_LOAD_ADAPTER, &args, &before);
+    (void)fleet_answer(f, engine_at(f, 0), API_LOAD_ADAPTER, &args, &before, HAVE_GOOD, NULL);
 }
 
 /* An engine in rotation, what happens to it, why it is out then, and each thing that ends this. */
@@ -399,7 +401,6 @@ static void test_one_that_joins_after_a_wake_may_sleep(void **state)
 {
     for (int woken = 0; woken < 2; woken++) {
         struct fleet *f = fleet_in_rotation_of_2();
-        struct upstream_config vllm = {.kind = UPSTREAM_VLLM};
         enum sleep_fact fact = woken ? SLEEP_UNKNOWN : SLEEP_NOT_OURS;
 
         (void)state;

@@ -686,6 +686,50 @@ static void test_message_names_the_remedy_that_fits(void **cmocka_state)
     }
 }
 
+static bool may_name(struct fleet *f, size_t i, const char *label)
+{
+    return fleet_may_name(f, engine_at(f, i), label);
+}
+
+/* One that serves the fleet's version under an earlier name of it may be given the last one, unless
+ * another client has named it since, or it is another process. */
+static void test_an_earlier_name_may_be_changed(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(3);
+    struct err why = {0}, none = {0};
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    (void)commit(f, "a", 0, (const bool[]){true, true, true}, NULL);
+    (void)name_them(f, "b", (const bool[]){true, false, false});
+    (void)name_them(f, "c", (const bool[]){true, false, false});
+    assert_false(may_name(f, 0, "c"));
+    assert_true(may_name(f, 1, "a") && may_name(f, 1, "c") && !may_name(f, 1, "b"));
+    report_ok(f, 1, "p", "a");
+    assert_string_equal(state(f, 1), "unsynced");
+    assert_int_equal(fleet_needs(f, engine_at(f, 1)), NEED_NAME);
+    fleet_named(f, engine_at(f, 1), "b", &none); /* not the last one any more */
+    assert_string_equal(state(f, 1), "unsynced");
+    (void)err_set(&why, ERR_UPSTREAM, "", "it is busy");
+    fleet_named(f, engine_at(f, 1), "c", &why);
+    fleet_info(f, engine_at(f, 1), &info);
+    assert_non_null(strstr(info.error.why.msg, "last error: it is busy"));
+    fleet_named(f, engine_at(f, 1), "c", &none);
+    assert_string_equal(state(f, 1), "serving");
+    report_ok(f, 1, "p", "a"); /* another client's */
+    assert_false(may_name(f, 1, "a"));
+    report_ok(f, 2, "p", "other");
+    assert_false(may_name(f, 2, "other") || may_name(f, 2, "a"));
+    assert_int_equal(fleet_needs(f, engine_at(f, 2)), NEED_NOTHING);
+    (void)commit(f, "d", 0, (const bool[]){true, true, true}, NULL);
+    (void)name_them(f, "e", (const bool[]){true, false, false});
+    report_ok(f, 1, "p", "e"); /* it took it, and the answer was lost */
+    assert_string_equal(state(f, 1), "serving");
+    report_ok(f, 2, "another", "d");
+    assert_false(may_name(f, 2, "d"));
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -716,6 +760,7 @@ int main(void)
         cmocka_unit_test(test_state_changes_are_reported),
         cmocka_unit_test(test_may_report_version_accepts_the_fleets_version_only),
         cmocka_unit_test(test_state_reports_of_a_flapping_engine_are_limited),
+        cmocka_unit_test(test_an_earlier_name_may_be_changed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -215,7 +215,6 @@ __typeof__(upstreams_on_joined) __wrap_upstreams_on_joined;
 __typeof__(upstreams_n_needed) __wrap_upstreams_n_needed;
 __typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
 __typeof__(fleet_reschedule) __wrap_fleet_reschedule;
-__typeof__(fleet_reconcile_set_stale) __wrap_fleet_reconcile_set_stale;
 __typeof__(fleet_validate) __wrap_fleet_validate;
 __typeof__(log_end) __wrap_log_end, __wrap_log_event;
 __typeof__(fleet_request) __wrap_fleet_request;
@@ -234,11 +233,10 @@ struct upstream_list *__wrap_upstreams_list(struct upstreams *u)
     return fleet_list(w.fleet);
 }
 
-int __wrap_upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined,
-                               upstreams_left_fn *gone, void *arg, struct err *e)
+int __wrap_upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, void *arg,
+                               struct err *e)
 {
     (void)u;
-    (void)gone;
     for (size_t i = 0; i < w.n_engines; i++)
         assert_int_equal(joined(arg, engine_at(w.fleet, i), e), 0);
     return 0;
@@ -259,14 +257,6 @@ void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
 void __wrap_fleet_reschedule(struct fleet_control *fc)
 {
     (void)fc;
-}
-
-void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, struct upstream *upstream,
-                                      const struct err *why)
-{
-    (void)fc;
-    (void)upstream;
-    (void)why;
 }
 
 int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
@@ -600,8 +590,8 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
         answer_op(&(*results)[i], of, &targets[i]);
         trace("op %d at %zu: outcome %d (%d)", (int)of, index_of(w.fleet, targets[i].upstream),
               (int)(*results)[i].outcome, (*results)[i].status);
-        fleet_answer(w.fleet, targets[i].upstream, of, targets[i].args, &before[i],
-                     rc != 0 ? HAVE_LOST : fleet_result_answer(&(*results)[i]));
+        (void)fleet_answer(w.fleet, targets[i].upstream, of, targets[i].args, &before[i],
+                           rc != 0 ? HAVE_LOST : fleet_result_answer(&(*results)[i]), NULL);
         if (w.check != NULL)
             w.check();
         may_switch(w.switch_percent);
@@ -681,6 +671,7 @@ static void probe(size_t i)
     if (change != w.generation_probes_change || !w.generation_probes)
         report.held = NULL;
     fleet_probe_ok(w.fleet, engine_at(w.fleet, i), &report);
+    engine_at(w.fleet, i)->have.caches.emptied = UINT64_MAX; /* they are not tested here */
     /* Its version was compared, and is another one. */
     if (!was_open && w.fc->session == NULL && !report.is_stale &&
         !fleet_is_dirty_marker(report.label) && !fleet_serves(w.fleet, engine_at(w.fleet, i)))
