@@ -10,19 +10,20 @@
  * and ignores older ones. Probes are switched under the lock and need none. */
 void fleet_apply_quiesce(struct fleet_control *fc)
 {
-    bool quiesced, prepare_begun, paused;
+    bool quiesced, prepare_begun, held;
     uint64_t order;
 
     mtx_lock(&fc->lock);
     order = ++fc->quiesce.order;
     prepare_begun = fc->session != NULL && fc->session->prepare_begun && !fc->session->repair;
-    paused = prepare_begun || fc->quiesce.n_adapters_replacing > 0;
+    held = (prepare_begun && fc->session->committing_since_us == 0) || /* then fleet_begin_switch */
+           fc->quiesce.n_adapters_replacing > 0;
     quiesced = pause_is_held(&fc->pause) || fc->sleep.weights || fc->sleep.kv ||
                fc->quiesce.n_probe_suspensions > 0;
     upstreams_enable_generation_probes(fc->upstreams, !quiesced && !prepare_begun);
     mtx_unlock(&fc->lock);
     fleet_quiesce(fleet_of(fc), quiesced, order);
-    fleet_hold_generates(fleet_of(fc), quiesced || paused, order);
+    fleet_hold_generates(fleet_of(fc), quiesced || held, order);
 }
 
 void fleet_adapter_replacing(struct fleet_control *fc, bool on)

@@ -49,6 +49,12 @@ struct fleet_gates {
     struct loop_timer timer;
 };
 
+struct fleet_own_updates {
+    bool running; /* the job is posted */
+
+    struct job job; /* of the loop's thread */
+};
+
 /* What the engines joined for transfers (fleet/calls/fleet_transfer.h). */
 struct fleet_transfer {
     struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last */
@@ -76,6 +82,8 @@ struct fleet_engine {
     struct fleet_gate gate;
     struct fleet_reconciler reconcile;
     struct fleet_prover proof;
+
+    struct retry own_update; /* of fleet_own_updates_look */
 
     struct retry repair;         /* of the hand-off's thread, and so is the next one */
     struct window_reader window; /* of an SGLang */
@@ -106,6 +114,7 @@ struct fleet_control {
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
     struct fleet_gates gates;
+    struct fleet_own_updates own_updates;
     struct fleet_sleep sleep;
     struct fleet_spec *spec;       /* one reference; NULL: the model's tensors are not known */
     const char *coverage;          /* static: of the last committed update; NULL: there was none */
@@ -170,6 +179,13 @@ bool fleet_gate_differs_locked(struct fleet_control *fc, struct upstream *upstre
  * resync makes it generate, unless the fleet is paused by now; off: the resync has ended. Blocks:
  * for the pause lock, then up to 2 s. No lock held. */
 void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, bool on);
+
+/* fleet_close_own_updates - ask batons whether they have an update open, and abort it. The caller
+ * owns the update lock. Blocks: up to the time of a step and FLEET_ABORT_US.
+ * fleet_own_updates_look - do it, later, where one of this server is left over. Of the loop's
+ * thread. */
+void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *batons, size_t n);
+void fleet_own_updates_look(struct fleet_control *fc);
 
 /* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
 bool fleet_pause_expired_locked(const struct fleet_control *fc);

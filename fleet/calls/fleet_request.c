@@ -225,21 +225,55 @@ static void apply_answer(struct fleet_control *fc, enum api_op op,
     free(digest);
 }
 
-/* What the operations change is in doubt from before the first byte until their answers. */
-static int call_all(struct fleet_control *fc, const struct what *w,
-                    const struct fleet_target *targets, size_t n, struct upstream_call *calls,
-                    struct upstream_reply *replies, struct have_before *before, struct err *e)
+/* Requests under way. */
+struct sending {
+    struct fleet_control *fc;
+    const struct what *what;
+    const struct fleet_target *targets; /* [n], and so are the next four */
+    struct upstream_call *calls;
+    struct upstream_reply *replies;
+    struct fleet_result *results;
+    struct have_before *before;
+    size_t n;
+};
+
+static void on_answered(void *arg, size_t at)
 {
-    bool changes = w->kind != WHAT_QUERY;
+    struct sending *s = arg;
+    const struct fleet_target *target = &s->targets[at];
+    struct upstream_reply *reply = &s->replies[at];
+    struct fleet_result *result = &s->results[at];
+    const char *name = upstream_name(target->upstream);
+
+    fleet_result_read(result, name, reply);
+    if (fleet_result_read_lost(result, &target->ctx, name))
+        note_restart(s->fc, target->upstream, reply->process);
+    if (s->what->kind != WHAT_QUERY)
+        apply_answer(s->fc, op_of(s->what, target), target, &s->before[at], result);
+    if (target->answered != NULL)
+        target->answered(target->arg, result);
+}
+
+/* What the operations change is in doubt from before the first byte until their answers. */
+static int call_all(struct sending *s, struct err *e)
+{
+    struct fleet *f = fleet_of(s->fc);
+    bool changes = s->what->kind != WHAT_QUERY;
     int rc;
 
-    for (size_t i = 0; changes && i < n; i++)
-        fleet_doubt(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), args_of(&targets[i]),
-                    &before[i]);
-    rc = upstreams_call(fc->upstreams, calls, n, replies, e);
-    for (size_t i = 0; rc != 0 && changes && i < n; i++)
-        (void)fleet_answer(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]),
-                           args_of(&targets[i]), &before[i], HAVE_LOST, NULL);
+    for (size_t i = 0; i < s->n; i++) { /* they keep their places meanwhile */
+        s->results[i].upstream = upstream_ref(s->targets[i].upstream);
+        if (changes)
+            fleet_doubt(f, s->targets[i].upstream, op_of(s->what, &s->targets[i]),
+                        args_of(&s->targets[i]), &s->before[i]);
+    }
+    rc = upstreams_call(s->fc->upstreams, s->calls, s->n, s->replies, on_answered, s, e);
+    for (size_t i = 0; i < s->n; i++) {
+        if (changes && !s->replies[i].answered)
+            (void)fleet_answer(f, s->targets[i].upstream, op_of(s->what, &s->targets[i]),
+                               args_of(&s->targets[i]), &s->before[i], HAVE_LOST, NULL);
+        upstream_reply_fini(&s->replies[i]);
+    }
     return rc;
 }
 
@@ -247,37 +281,29 @@ static int send_all(struct fleet_control *fc, const struct what *w,
                     const struct fleet_target *targets, size_t n, uint64_t timeout_us,
                     struct fleet_result **out, struct err *e)
 {
-    struct upstream_call *calls = calloc(n + 1, sizeof *calls);
-    struct upstream_reply *replies = calloc(n + 1, sizeof *replies);
-    struct fleet_result *results = calloc(n + 1, sizeof *results);
-    struct have_before *before = calloc(n + 1, sizeof *before);
+    struct sending s = {.fc = fc,
+                        .what = w,
+                        .targets = targets,
+                        .calls = calloc(n + 1, sizeof *s.calls),
+                        .replies = calloc(n + 1, sizeof *s.replies),
+                        .results = calloc(n + 1, sizeof *s.results),
+                        .before = calloc(n + 1, sizeof *s.before),
+                        .n = n};
     int rc = -1;
 
-    if (calls == NULL || replies == NULL || results == NULL || before == NULL)
+    if (s.calls == NULL || s.replies == NULL || s.results == NULL || s.before == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     else
-        rc = make_calls(fc, w, targets, n, timeout_us, calls, e);
-    for (size_t i = 0; rc == 0 && i < n; i++) /* they keep their places meanwhile */
-        results[i].upstream = upstream_ref(targets[i].upstream);
+        rc = make_calls(fc, w, targets, n, timeout_us, s.calls, e);
     if (rc == 0 && n > 0)
-        rc = call_all(fc, w, targets, n, calls, replies, before, e);
-    for (size_t i = 0; rc == 0 && i < n; i++) {
-        const char *name = upstream_name(targets[i].upstream);
-
-        fleet_result_read(&results[i], name, &replies[i]);
-        if (fleet_result_read_lost(&results[i], &targets[i].ctx, name))
-            note_restart(fc, targets[i].upstream, replies[i].process);
-        upstream_reply_fini(&replies[i]);
-        if (w->kind != WHAT_QUERY)
-            apply_answer(fc, op_of(w, &targets[i]), &targets[i], &before[i], &results[i]);
-    }
-    free(calls);
-    free(replies);
-    free(before);
+        rc = call_all(&s, e);
+    free(s.calls);
+    free(s.replies);
+    free(s.before);
     if (rc == 0)
-        *out = results;
+        *out = s.results;
     else
-        fleet_results_free(results, n);
+        fleet_results_free(s.results, n);
     return rc;
 }
 

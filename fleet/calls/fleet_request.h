@@ -37,6 +37,10 @@ struct fleet_target {
     uint64_t late_us;     /* and so long after n_enough others have answered well: FLEET_UNKNOWN,
                              ERR_UNSYNCED; 0: never */
     size_t n_enough;
+    /* Called as soon as its result is known, while the others may be under way: on the calling
+     * thread, without a lock. The text may be moved out. NULL: none */
+    void (*answered)(void *arg, struct fleet_result *result);
+    void *arg;
 };
 
 /* fleet_request - send an operation to each target, and wait for the last reply. All requests are

@@ -52,6 +52,7 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     u->n_reports = 0;
     u->quiesced = f->quiesced;
     u->quiesced_incarnation = 0;
+    u->switching = SWITCH_NO_PART;
     if (u->have.weights.fault == FAULT_NONE && f->serial > 0)
         FLEET_SET_WHY(u, REASON_OTHER_WEIGHTS, "it was added after version '%s' was committed: %s",
                       f->label, fleet_remedy_or_resync(f));

@@ -180,8 +180,8 @@ void fleet_auth_failed(struct fleet *f, struct upstream *upstream, enum fleet_au
 void fleet_auth_ok(struct fleet *f, struct upstream *upstream);
 
 /* fleet_set_updating - an update begins to change what engines serve (on), or has ended without a
- * new version (off; fleet_commit_version also ends it). Meanwhile neither the old nor the new label
- * puts an engine out of sync. */
+ * new version, or with one (off). Meanwhile neither the old nor the new label puts an engine out of
+ * sync. */
 void fleet_set_updating(struct fleet *f, bool on);
 
 /* fleet_quiesce - all engines are about to be quiesced, or to resume. An engine that is not alive
@@ -206,9 +206,9 @@ void fleet_set_pause_queue(struct fleet *f, struct upstream *upstream, bool has_
  *               since */
 void fleet_confirm_quiesced(struct fleet *f, struct upstream *upstream, uint64_t incarnation);
 
-/* fleet_weights_epoch - a number that changes with each fleet_set_updating, fleet_commit_version,
- * fleet_repair_version, fleet_set_label and fleet_resync. A label from a reply whose request was
- * sent under another number may be outdated. */
+/* fleet_weights_epoch - a number that changes with each fleet_set_updating, fleet_begin_switch,
+ * fleet_switch_version, fleet_repair_version, fleet_set_label and fleet_resync. A label from a
+ * reply whose request was sent under another number may be outdated. */
 uint64_t fleet_weights_epoch(struct fleet *f);
 
 /* fleet_slept - the engines in `asked` were put to sleep, or woken, by requests (fleet_answer).
@@ -280,18 +280,23 @@ bool fleet_version_undecided(struct fleet *f, struct err *e);
  *       handed over yet */
 void fleet_await_commit(struct fleet *f, const char *why);
 
-/* fleet_commit_version - an update has ended: the engines in `done` serve `label` now, under a new
- * serial, and are not fenced any more; the others are not synced.
+/* How an update switches the fleet's version. In this order, and ended by
+ * fleet_set_updating(false), at which engines that were not confirmed do not have it:
+ * fleet_begin_switch - from now on the engines in `parts` are about to have a new version. Until
+ * they are confirmed they count as synced if they served the one before: what they run goes on. No
+ * engine is granted a generate until it is confirmed, so that no client gets an older version than
+ * another one has seen before. Before the first of them is told to finish.
+ * @parts  [n]
+ * fleet_switch_version - it is the fleet's, under a new serial; the other engines do not have it.
+ * Before the first engine makes a token of it that a client gets.
  * @serial  of a hand-off: the store's, which is not smaller than the fleet's, and equal to it if
  *          the hand-off of one version is repeated; 0: the fleet's next one
- * @done   [n]
- * Returns: the serial. */
-struct fleet_updated {
-    const struct upstream *upstream;
-    bool named; /* it reports the label itself */
-};
-uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial,
-                              const struct fleet_updated *done, size_t n);
+ * Returns: the serial.
+ * fleet_confirm_version - this one of `parts` serves it, and is not fenced any more. Repeating is
+ * harmless. @named  it reports the label itself */
+void fleet_begin_switch(struct fleet *f, struct upstream *const *parts, size_t n);
+uint64_t fleet_switch_version(struct fleet *f, const char *label, uint64_t serial);
+void fleet_confirm_version(struct fleet *f, struct upstream *upstream, bool named);
 
 /* fleet_expect_update - the fleet's version reached this engine by its own update `id`, which it
  * has proven. From now on a probe that reports this update and the fleet's label shows that the
@@ -299,11 +304,11 @@ uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t seria
  * next version. */
 void fleet_expect_update(struct fleet *f, struct upstream *upstream, const char *id);
 
-/* fleet_repair_version - the engines in `done` serve `label` too now, as the others do, and are not
- * fenced any more. If the fleet's label has changed meanwhile, they are not synced.
+/* fleet_repair_version - the engine serves `label` too now, as the others do, and is not fenced any
+ * more. If the fleet's label has changed meanwhile, it is not synced.
  * Returns: the serial, which does not change. */
-uint64_t fleet_repair_version(struct fleet *f, const char *label, const struct fleet_updated *done,
-                              size_t n);
+uint64_t fleet_repair_version(struct fleet *f, const char *label, struct upstream *upstream,
+                              bool named);
 
 /* fleet_set_label - the engines in `named` serve the same weights under another label; others that
  * served the fleet's version are not synced any more. Ends fleet_set_updating.

@@ -27,13 +27,21 @@ struct search {
     bool avoid;
 };
 
+/* While the version switches, an engine gets generates from its own confirmation on: what it makes
+ * before may be of either version, and the others may have shown the new one. */
+static bool is_gated(const struct fleet *f, const struct upstream *u)
+{
+    return (f->switching && u->switching != SWITCH_CONFIRMED) ||
+           (f->generates_held && u->no_pause_queue);
+}
+
 static bool has_free_permit(const struct search *s, size_t i)
 {
     const struct upstream *u = s->f->list->items[i];
     enum fleet_queue queue = s->t->queue;
 
     return fleet_in_rotation(u) && u->n_outstanding[queue] < s->f->cfg.n_permits[queue] &&
-           !(s->f->generates_held && u->no_pause_queue && queue == FLEET_GENERATE) &&
+           !(queue == FLEET_GENERATE && is_gated(s->f, u)) &&
            !(s->avoid && s->t->avoid == u->number);
 }
 

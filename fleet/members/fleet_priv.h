@@ -20,6 +20,12 @@ enum {
 
 enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 
+enum switch_part {
+    SWITCH_NO_PART,
+    SWITCH_AWAITED, /* it is about to have the version, or has it, which is not confirmed */
+    SWITCH_CONFIRMED
+};
+
 /* The probe of one engine (fleet/members/prober.c). Of the prober's loop. */
 struct probe {
     struct prober *prober;
@@ -78,6 +84,7 @@ struct upstream {
     bool label_known;           /* report.label is what it serves now, as far as it reports that */
     unsigned n_failures_in_row; /* of probes and requests */
     unsigned n_probe_failures;  /* of status probes, in a row */
+    enum switch_part switching; /* its part in the switch of the fleet's version under way */
     char update_id[FLEET_UPDATE_ID_MAX + 1]; /* its own update of the fleet's version; "": none */
     char earlier_label[FLEET_LABEL_MAX + 1]; /* with have.weights.earlier_name */
     struct upstream_report report;
@@ -126,7 +133,8 @@ struct fleet {
     struct cnd idle; /* an engine has no generate request any more, and fleet_await_idle waits */
     unsigned n_idle_waits;
     bool decided, updating, quiesced, closed;
-    bool woken; /* the engines were; one that joins may have missed it */
+    bool switching, switched; /* since fleet_begin_switch, fleet_switch_version; until its end */
+    bool woken;               /* the engines were; one that joins may have missed it */
     struct fleet_adapters adapters;
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
@@ -194,11 +202,13 @@ static inline bool fleet_is_alive(const struct upstream *u)
 }
 
 /* fleet_is_synced - does it serve the fleet's version? One that was removed: the version on which
- * its requests began, unless its process has ended. */
+ * its requests began, unless its process has ended. While the fleet switches, the one before too.
+ */
 static inline bool fleet_is_synced(const struct fleet *f, const struct upstream *u)
 {
     return u->have.weights.state == WEIGHTS_SERIAL &&
-           (u->have.weights.serial == f->serial || upstream_is_removed(u));
+           (u->have.weights.serial == f->serial || upstream_is_removed(u) ||
+            u->switching == SWITCH_AWAITED);
 }
 
 /* fleet_has_stale_caches - may they hold entries of other weights? Those of a two-phase engine are

@@ -237,15 +237,6 @@ bool fleet_version_undecided(struct fleet *f, struct err *e)
     return undecided;
 }
 
-void fleet_set_updating(struct fleet *f, bool on)
-{
-
-    fleet_change_begin(f);
-    f->updating = on;
-    f->weights_epoch++;
-    fleet_change_end(f);
-}
-
 uint64_t fleet_weights_epoch(struct fleet *f)
 {
     uint64_t weights_epoch;
@@ -268,16 +259,16 @@ bool fleet_may_report_version(struct fleet *f, const char *label, uint64_t weigh
 }
 
 /* @label  what it reports from now on; "": not known */
-static void set_updated_locked(const struct fleet *f, struct upstream *u, bool done,
-                               const char *label)
+static void set_updated_locked(const struct fleet *f, struct upstream *u, const char *label)
 {
-    if (done) {
-        have_version(&u->have, f->serial);
-        (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
-        u->report.not_ready[0] = '\0';
-        fleet_clear_failure_locked(u);
-        return;
-    }
+    have_version(&u->have, f->serial);
+    (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
+    u->report.not_ready[0] = '\0';
+    fleet_clear_failure_locked(u);
+}
+
+static void set_behind_locked(const struct fleet *f, struct upstream *u)
+{
     if (upstream_is_removed(u))
         return; /* its requests finish on the version that they began with */
     u->have.weights.state = WEIGHTS_OTHER;
@@ -286,40 +277,77 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, bool d
 
 static void set_version_locked(struct fleet *f, const char *label)
 {
-    f->updating = f->awaits_commit = false;
+    f->awaits_commit = false;
     f->decided = true;
     f->weights_epoch++;
     (void)snprintf(f->label, sizeof f->label, "%s", label);
     fleet_keep_name_locked(f);
 }
 
-static const struct fleet_updated *find_updated(const struct fleet_updated *done, size_t n,
-                                                const struct upstream *u)
+/* ---- an update ---- */
+
+/* All engines that have this part in the switch. */
+static void set_all_behind_locked(struct fleet *f, enum switch_part part)
 {
-    for (size_t i = 0; i < n; i++)
-        if (done[i].upstream == u)
-            return &done[i];
-    return NULL;
+    for (size_t i = 0; i < f->list->n; i++)
+        if (f->list->items[i]->switching == part)
+            set_behind_locked(f, f->list->items[i]);
 }
 
-uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial,
-                              const struct fleet_updated *done, size_t n)
+static void set_updating_locked(struct fleet *f, bool on)
+{
+    f->updating = on;
+    f->weights_epoch++;
+    for (size_t i = 0; i < f->list->n; i++)
+        f->list->items[i]->switching = SWITCH_NO_PART;
+    f->switching = f->switched = false;
+}
+
+void fleet_set_updating(struct fleet *f, bool on)
+{
+    fleet_change_begin(f);
+    if (f->switched)
+        set_all_behind_locked(f, SWITCH_AWAITED);
+    set_updating_locked(f, on);
+    fleet_change_end(f);
+    fleet_grant_all(f);
+}
+
+void fleet_begin_switch(struct fleet *f, struct upstream *const *parts, size_t n)
+{
+    fleet_change_begin(f);
+    set_updating_locked(f, true);
+    f->switching = true;
+    for (size_t i = 0; i < n; i++)
+        parts[i]->switching = SWITCH_AWAITED;
+    fleet_change_end(f);
+}
+
+uint64_t fleet_switch_version(struct fleet *f, const char *label, uint64_t serial)
 {
     fleet_change_begin(f);
     if (serial == 0)
         serial = f->serial + 1;
-    assert(serial >= f->serial);
+    assert(f->updating && serial >= f->serial);
     f->serial = serial;
+    f->switched = true;
     set_version_locked(f, label);
-    for (size_t i = 0; i < f->list->n; i++) {
-        struct upstream *u = f->list->items[i];
-        const struct fleet_updated *it = find_updated(done, n, u);
-
-        u->update_id[0] = '\0';
-        set_updated_locked(f, u, it != NULL, it != NULL && it->named ? f->label : "");
-    }
+    for (size_t i = 0; i < f->list->n; i++)
+        f->list->items[i]->update_id[0] = '\0';
+    set_all_behind_locked(f, SWITCH_NO_PART);
     fleet_change_end(f);
     return serial;
+}
+
+void fleet_confirm_version(struct fleet *f, struct upstream *u, bool named)
+{
+    fleet_change_begin(f);
+    if (u->switching == SWITCH_AWAITED) {
+        set_updated_locked(f, u, named ? f->label : "");
+        u->switching = SWITCH_CONFIRMED;
+    }
+    fleet_change_end(f);
+    fleet_grant_all(f);
 }
 
 void fleet_expect_update(struct fleet *f, struct upstream *u, const char *id)
@@ -330,21 +358,14 @@ void fleet_expect_update(struct fleet *f, struct upstream *u, const char *id)
     mtx_unlock(&f->lock);
 }
 
-uint64_t fleet_repair_version(struct fleet *f, const char *label, const struct fleet_updated *done,
-                              size_t n)
+uint64_t fleet_repair_version(struct fleet *f, const char *label, struct upstream *u, bool named)
 {
     uint64_t serial;
-    bool same;
 
     fleet_change_begin(f);
     serial = f->serial;
-    same = strcmp(label, f->label) == 0;
-    for (size_t i = 0; i < f->list->n && same; i++) {
-        const struct fleet_updated *it = find_updated(done, n, f->list->items[i]);
-
-        if (it != NULL)
-            set_updated_locked(f, f->list->items[i], true, it->named ? f->label : "");
-    }
+    if (strcmp(label, f->label) == 0)
+        set_updated_locked(f, u, named ? f->label : "");
     f->weights_epoch++; /* a probe that was sent before may report the dirty marker */
     fleet_change_end(f);
     return serial;
@@ -391,6 +412,7 @@ uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstre
     fleet_change_begin(f);
     serial = f->serial;
     memcpy(before, f->label, sizeof before);
+    f->updating = false;
     set_version_locked(f, label);
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];

@@ -2,8 +2,8 @@
  * it has served since.
  *
  * The weights of an engine change only between fleet_note_overwrite, which comes before the first
- * byte of an update, and the commit; no permit is granted in between. So a reply that has arrived
- * whole before the number of changes grew was made by the version of its grant. */
+ * byte of an update, and its confirmation; no permit of it is granted in between. So a reply that
+ * has arrived whole before the number of changes grew was made by the version of its grant. */
 #include "fleet/members/fleet_priv.h"
 
 #include <stdio.h>

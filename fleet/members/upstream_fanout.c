@@ -21,7 +21,8 @@ struct part {
 struct upstream_fanout {
     struct http_client *client;
     upstream_fanout_done_fn *done;
-    void *arg;
+    upstream_fanout_reply_fn *on_reply; /* NULL: none */
+    void *arg;                          /* of both */
     size_t n, n_left, n_good;
     uint64_t good_us; /* when the last good reply came that a late_us waits for, or the start */
     struct upstream_reply *replies; /* owned; [n] */
@@ -146,6 +147,19 @@ static void part_set_result(struct part *p, const struct http_end *end)
         p->fanout->good_us = clock_now_us();
 }
 
+void upstream_fanout_on_reply(struct upstream_fanout *f, upstream_fanout_reply_fn *fn)
+{
+    f->on_reply = fn;
+}
+
+static void part_tell(struct part *p)
+{
+    struct upstream_fanout *f = p->fanout;
+
+    if (f->on_reply != NULL)
+        f->on_reply(f->arg, (size_t)(p - f->parts), p->reply);
+}
+
 static void part_ended(struct upstream_fanout *f)
 {
     if (--f->n_left > 0)
@@ -182,8 +196,10 @@ static void on_done(void *arg, const struct http_end *end)
 
     p->http_call = NULL;
     part_set_result(p, end);
-    if (!part_retry_older(p))
-        part_ended(p->fanout);
+    if (part_retry_older(p))
+        return;
+    part_tell(p);
+    part_ended(p->fanout);
 }
 
 /* Returns: how many there are. */
@@ -316,6 +332,7 @@ void upstream_fanout_give_up(struct upstream_fanout *f,
         if (p->http_call == NULL || !(is_late(p) || is_down(arg, &p->call)))
             continue;
         part_give_up(p, is_late(p));
+        part_tell(p);
         n_ended++;
     }
     while (n_ended-- > 0)

@@ -34,10 +34,11 @@ struct upstream_call {
 
 struct upstream_reply {
     bool requested;
-    bool good;                    /* a whole reply with a status below 300; or nothing was sent */
-    bool sent;                    /* the engine may have begun to process the request */
-    bool unreachable;             /* no connection */
-    int status;                   /* 0: no whole reply */
+    bool came, answered; /* of upstreams_call: it is here, or will never be; and that was told */
+    bool good;           /* a whole reply with a status below 300; or nothing was sent */
+    bool sent;           /* the engine may have begun to process the request */
+    bool unreachable;    /* no connection */
+    int status;          /* 0: no whole reply */
     char process[HTTP_VALUE_MAX]; /* a baton's process that replied; "": it does not report one */
     char *text; /* the body, NUL-terminated; NULL: none. Owned by the fan-out unless moved out */
     size_t text_len;
@@ -64,6 +65,11 @@ typedef void upstream_fanout_done_fn(void *arg, struct upstream_reply *replies, 
 int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
                           struct upstream_call *parts, size_t n, upstream_fanout_done_fn *done,
                           void *arg, struct err *e);
+
+/* upstream_fanout_on_reply - call fn for each reply that comes, before the last one ends it. The
+ * text may be moved out. Threads: as upstream_fanout_start, right after it. */
+typedef void upstream_fanout_reply_fn(void *arg, size_t at, struct upstream_reply *reply);
+void upstream_fanout_on_reply(struct upstream_fanout *f, upstream_fanout_reply_fn *fn);
 
 /* upstream_fanout_keep - it is about this engine, which may leave the list while it is asked, but
  * is there until the end.

@@ -102,15 +102,18 @@ typedef int upstreams_joined_fn(void *arg, struct upstream *upstream, struct err
 int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, void *arg, struct err *e);
 
 /* upstreams_call - send one request to each of several engines at the same time, and wait until
- * each has replied or its timeout is over.
+ * each has replied or its timeout is over. `answered` is called for each reply as soon as it is
+ * there, or will never be, on this thread and without a lock; after an error not for all.
  * @calls    [n]; their requests are moved in, also on an error; each has a timeout_us > 0
- * @replies  [n]; after success the caller ends each with upstream_reply_fini
+ * @replies  [n]; the caller ends each with upstream_reply_fini, also after an error
  * Threads: any but this module's loop and those of the HTTP server.
  * Blocks:  up to the longest timeout_us.
  * Errors:  ERR_NO_MEMORY  no request was sent
  *          ERR_DRAINING   some requests may have been sent; their outcome is not known */
+typedef void upstreams_answered_fn(void *arg, size_t at);
 int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
-                   struct upstream_reply *replies, struct err *e);
+                   struct upstream_reply *replies, upstreams_answered_fn *answered, void *arg,
+                   struct err *e);
 
 /* upstreams_send - one request whose reply nobody waits for: upstream_fanout_start, for one part.
  * Cancel it before upstreams_free. Threads: the loop's. */

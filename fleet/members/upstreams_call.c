@@ -33,14 +33,26 @@ static void end_batch(struct call_batch *b, const struct err *why)
     mtx_unlock(&u->lock);
 }
 
+static void on_reply(void *arg, size_t at, struct upstream_reply *reply)
+{
+    struct call_batch *b = arg;
+
+    mtx_lock(&b->upstreams->lock);
+    b->replies[at] = *reply;
+    b->replies[at].came = true;
+    reply->text = NULL;
+    cnd_broadcast(&b->upstreams->ended);
+    mtx_unlock(&b->upstreams->lock);
+}
+
+/* Those of which nothing was asked are good. */
 static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct call_batch *b = arg;
 
-    for (size_t i = 0; i < n; i++) {
-        b->replies[i] = replies[i];
-        replies[i].text = NULL;
-    }
+    for (size_t i = 0; i < n; i++)
+        if (!replies[i].requested)
+            on_reply(b, i, &replies[i]);
     end_batch(b, NULL);
 }
 
@@ -83,6 +95,7 @@ static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
     struct upstreams *u = b->upstreams;
 
     b->fanout = fanout;
+    upstream_fanout_on_reply(fanout, on_reply);
     for (size_t i = 0; i < b->n; i++)
         if (b->calls[i].until_down || b->calls[i].given_up != NULL || b->calls[i].late_us > 0)
             loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
@@ -108,12 +121,46 @@ static void fini_calls(struct upstream_call *calls, size_t n)
         api_request_fini(&calls[i].request);
 }
 
+/* Returns: n if there is none. */
+static size_t next_answer_locked(const struct call_batch *b)
+{
+    size_t i = 0;
+
+    while (i < b->n && (!b->replies[i].came || b->replies[i].answered))
+        i++;
+    return i;
+}
+
+/* Until it has ended, and all answers that came were told. */
+static void tell_answers(struct call_batch *b, upstreams_answered_fn *answered, void *arg)
+{
+    struct upstreams *u = b->upstreams;
+    size_t i;
+
+    mtx_lock(&u->lock);
+    while ((i = next_answer_locked(b)) < b->n || !b->ended) {
+        if (i == b->n) {
+            (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
+            continue;
+        }
+        b->replies[i].answered = true;
+        mtx_unlock(&u->lock);
+        if (answered != NULL)
+            answered(arg, i);
+        mtx_lock(&u->lock);
+    }
+    mtx_unlock(&u->lock);
+}
+
 int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
-                   struct upstream_reply *replies, struct err *e)
+                   struct upstream_reply *replies, upstreams_answered_fn *answered, void *arg,
+                   struct err *e)
 {
     struct call_batch b = {.upstreams = u, .calls = calls, .n = n, .replies = replies};
     bool stopped;
 
+    for (size_t i = 0; i < n; i++)
+        replies[i] = (struct upstream_reply){0};
     assert(!loop_is_current(u->loop));
     mtx_assert_none();
     b.item = (struct loop_item){.run = start_batch, .arg = &b};
@@ -131,9 +178,8 @@ int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
     mtx_lock(&u->lock);
     b.posted = true;
     cnd_broadcast(&u->ended);
-    while (!b.ended)
-        (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
     mtx_unlock(&u->lock);
+    tell_answers(&b, answered, arg);
     if (b.error.code == ERR_NONE)
         return 0;
     *e = b.error;

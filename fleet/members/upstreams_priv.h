@@ -15,10 +15,10 @@ struct call_batch {
     struct upstream_call *calls;
     size_t n;
     struct upstream_fanout *fanout; /* loop thread */
-    struct upstream_reply *replies; /* the caller's; written before `ended` */
-    struct call_batch *next,
-        **prev_next; /* guarded by the lock of struct upstreams, with what follows */
-    bool posted;     /* false: the item is about to be posted */
+    struct upstream_reply *replies; /* the caller's; guarded by the lock of struct upstreams, with
+                                       what follows, until it has read them */
+    struct call_batch *next, **prev_next;
+    bool posted; /* false: the item is about to be posted */
     bool ended;
     struct err error;
 };
@@ -30,7 +30,7 @@ struct upstreams {
     bool changing; /* one thread changes engines, and alone may read what they have without it */
     void (*left_rotation)(void *arg);
     void *left_rotation_arg;
-    struct cnd ended;   /* a batch has ended or was posted */
+    struct cnd ended;   /* a batch has ended, was posted or has an answer */
     struct cnd changed; /* `changing` is false */
 
     upstreams_joined_fn *joined; /* immutable since upstreams_start; NULL: nothing to call */

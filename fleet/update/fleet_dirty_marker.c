@@ -128,21 +128,13 @@ static bool has_marker_to_clear(const struct fleet_part *p, const void *arg)
     return p->may_have_marker && part_is_unchanged(p) && (p->out || !*dropped);
 }
 
-/* An engine that may still get the marker of an update that is over needs a whole update. */
-static void set_in_doubt(struct fleet_part *p, const struct err *why)
-{
-    p->weights = PART_TORN;
-    if (p->why.code == ERR_NONE)
-        p->why = *why;
-}
-
 /* An engine that reports another version was restarted, or another client has changed it. */
 static void on_marker_read(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
     read_label(p, result);
     if (result->outcome != FLEET_OK)
-        set_in_doubt(p, &result->why);
+        part_set_in_doubt(p, &result->why);
     p->may_have_marker = result->outcome != FLEET_OK || has_our_marker(p);
 }
 
@@ -151,7 +143,7 @@ static void on_label_restored(struct fleet_part *p, struct fleet_result *result,
     (void)arg;
     p->may_have_marker = !result_ok(result);
     if (p->may_have_marker)
-        set_in_doubt(p, &result->why);
+        part_set_in_doubt(p, &result->why);
 }
 
 /* It had another server's marker, or weights of another version than the fleet's. */
@@ -168,7 +160,7 @@ static void doubt_out_of_step(struct fleet_control *fc, struct fleet_session *s,
     for (size_t i = 0; i < s->n_parts; i++)
         if (has_marker_to_clear(&s->parts[i], &dropped) &&
             (s->parts[i].before >= PART_WAS_OUT_OF_STEP || !can_be_restored(s->parts[i].old_label)))
-            set_in_doubt(&s->parts[i], &why);
+            part_set_in_doubt(&s->parts[i], &why);
     mtx_unlock(&fc->lock);
 }
 
@@ -257,6 +249,13 @@ static void on_label_checked(struct fleet_part *p, struct fleet_result *result, 
     part_drop(p, FLEET_UNKNOWN, result->status, why.code != ERR_NONE ? &why : &result->why);
 }
 
+/* It runs, and nothing is left to be asked: it gets requests. */
+static void confirm_checked(struct fleet_control *fc, struct fleet_session *s, struct fleet_part *p)
+{
+    if (!lacks_label(p, NULL))
+        fleet_switch_confirm(fc, s, p);
+}
+
 static int check_labels(struct fleet_control *fc, struct fleet_session *s, struct label_check c,
                         struct err *e)
 {
@@ -264,6 +263,7 @@ static int check_labels(struct fleet_control *fc, struct fleet_session *s, struc
                              .query = API_GET_VERSION,
                              .select = is_to_check,
                              .on_result = on_label_checked,
+                             .then = c.when >= CHECK_RESUMED ? confirm_checked : NULL,
                              .arg = &c,
                              .fail_each = c.when >= CHECK_FINISHED};
 
@@ -290,6 +290,16 @@ static void on_label_set(struct fleet_part *p, struct fleet_result *result, void
         part_drop(p, FLEET_UNKNOWN, result->status, &result->why);
 }
 
+/* One that may be another process is asked once more. */
+static void confirm_labelled(struct fleet_control *fc, struct fleet_session *s,
+                             struct fleet_part *p)
+{
+    const struct label_check c = {.when = CHECK_LABELLED};
+
+    if (!is_to_check(p, &c))
+        fleet_switch_confirm(fc, s, p);
+}
+
 void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, bool resumed,
                           struct fanout_with *with, struct err *why)
 {
@@ -299,12 +309,16 @@ void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, boo
                                .args = &args,
                                .select = lacks_label,
                                .on_result = on_label_set,
+                               .then = resumed ? confirm_labelled : NULL,
                                .arg = s->label,
                                .fail_each = true,
                                .with = with};
     struct err ignored = {0};
 
     assert(fleet_owns_update_lock(fc));
+    for (size_t i = 0; resumed && i < s->n_parts; i++)
+        if (!is_to_check(&s->parts[i], &c))
+            fleet_switch_confirm(fc, s, &s->parts[i]);
     (void)check_labels(fc, s, c, &ignored);
     if (fanout_apply(fc, s, &set, why) != 0 && resumed) {
         c.when = CHECK_LABELLED; /* one that was restarted meanwhile reports another version */

@@ -74,24 +74,51 @@ int fanout_validate(struct fleet_control *fc, struct fleet_session *s, enum api_
     return fleet_validate(fc, op, b.targets, b.n, e);
 }
 
-/* @results  NULL: none came, because of `e` */
-static void apply_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                          const struct fleet_batch *b, struct fleet_result *results,
-                          const struct err *e)
-{
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-        struct fleet_result none = {.upstream = p->upstream, .outcome = FLEET_UNKNOWN, .why = *e};
-        struct fleet_result *result = results != NULL ? &results[i] : &none;
+/* A request under way. */
+struct applying {
+    struct fleet_control *fc;
+    struct fleet_session *s;
+    const struct fanout *f;
+    struct fleet_batch b;
+    bool applied[FLEET_MAX];
+};
 
-        mtx_lock(&fc->lock);
-        if (f->on_result != NULL)
-            f->on_result(p, result, f->arg);
-        else
-            part_drop_failed(p, result);
-        mtx_unlock(&fc->lock);
-        if (f->fence_failed && !result_ok(result))
-            fleet_fence(fleet_of(fc), p->upstream, &result->why);
+static void apply_result(struct applying *a, size_t at, struct fleet_result *result)
+{
+    struct fleet_part *p = &a->s->parts[a->b.part[at]];
+
+    a->applied[at] = true;
+    mtx_lock(&a->fc->lock);
+    if (a->f->on_result != NULL)
+        a->f->on_result(p, result, a->f->arg);
+    else
+        part_drop_failed(p, result);
+    mtx_unlock(&a->fc->lock);
+    if (a->f->fence_failed && !result_ok(result))
+        fleet_fence(fleet_of(a->fc), p->upstream, &result->why);
+    if (a->f->then != NULL)
+        a->f->then(a->fc, a->s, p);
+}
+
+/* What follows for one engine does not wait for the others. */
+static void on_answered(void *arg, struct fleet_result *result)
+{
+    struct applying *a = arg;
+
+    for (size_t i = 0; i < a->b.n; i++)
+        if (a->b.targets[i].upstream == result->upstream)
+            apply_result(a, i, result);
+}
+
+/* No other result came, because of `e`. */
+static void apply_none(struct applying *a, const struct err *e)
+{
+    for (size_t i = 0; i < a->b.n; i++) {
+        struct fleet_result none = {
+            .upstream = a->b.targets[i].upstream, .outcome = FLEET_UNKNOWN, .why = *e};
+
+        if (!a->applied[i])
+            apply_result(a, i, &none);
     }
 }
 
@@ -139,23 +166,28 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
 {
     uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
     bool has_with = f->with != NULL && f->with->n > 0;
+    struct applying a = {.fc = fc, .s = s, .f = f};
     struct fleet_result *results = NULL;
-    struct fleet_batch b;
+    struct fleet_batch *b = &a.b;
     int rc;
 
-    if (fanout_select(fc, s, f, &b) == 0 && !has_with)
+    if (fanout_select(fc, s, f, b) == 0 && !has_with)
         return 0;
+    for (size_t i = 0; i < b->n; i++) {
+        b->targets[i].answered = on_answered;
+        b->targets[i].arg = &a;
+    }
     assert(owns_parts(fc, s));
     if (f->before_bytes)
-        set_before_bytes(fc, s, &b, !f->patient);
+        set_before_bytes(fc, s, b, !f->patient);
     if (f->is_query)
-        rc = fleet_query(fc, f->query, b.targets, b.n, timeout_us, &results, e);
+        rc = fleet_query(fc, f->query, b->targets, b->n, timeout_us, &results, e);
     else if (has_with)
-        rc = send_with(fc, f, &b, timeout_us, &results, e);
+        rc = send_with(fc, f, b, timeout_us, &results, e);
     else
-        rc = fleet_request(fc, f->op, b.targets, b.n, timeout_us, &results, e);
-    if (rc == 0 || f->fail_each || e->code == ERR_DRAINING)
-        apply_results(fc, s, f, &b, results, e);
-    fleet_results_free(results, b.n);
-    return rc == 0 ? (int)b.n : -1;
+        rc = fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
+    if (rc != 0 && (f->fail_each || e->code == ERR_DRAINING))
+        apply_none(&a, e);
+    fleet_results_free(results, b->n);
+    return rc == 0 ? (int)b->n : -1;
 }

@@ -34,6 +34,8 @@ struct fanout {
     /* @result  its text may be moved out of it. NULL: part_drop_failed. */
     void (*on_result)(struct fleet_part *p, struct fleet_result *result, void *arg);
     void *arg;
+    /* After that, without a lock. NULL: nothing */
+    void (*then)(struct fleet_control *fc, struct fleet_session *s, struct fleet_part *p);
     bool has_begun;           /* an update is open at the engines, though the parts have not begun
                                  it */
     bool before_bytes;        /* before the first byte: an abort ends it, and an engine that is late
@@ -55,8 +57,10 @@ int fanout_validate(struct fleet_control *fc, struct fleet_session *s, enum api_
 
 /* fanout_apply - send the request and apply the results. Threads: the owner of the parts
  * (fleet/update/fleet_part.h), asserted; no lock held. Blocks: up to timeout_us.
+ * Each result is applied as soon as it is known.
  * Returns: the number of parts that were asked, or -1. Errors: fleet_request's. No result was
- * applied then, unless the answers are lost (ERR_DRAINING): each part gets FLEET_UNKNOWN. */
+ * applied then, unless answers are lost (ERR_DRAINING): the parts that lack one get FLEET_UNKNOWN.
+ */
 int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                  struct err *e);
 

@@ -37,3 +37,10 @@ void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const s
         p->weights = PART_TORN;
     part_set_result(p, end, status, why);
 }
+
+void part_set_in_doubt(struct fleet_part *p, const struct err *why)
+{
+    p->weights = PART_TORN;
+    if (!p->out || p->why.code == ERR_NONE)
+        p->why = *why;
+}

@@ -56,13 +56,14 @@ struct fleet_incarnation {
 
 struct fleet_part {
     struct upstream *upstream; /* a reference; NULL: the update is shown only. Immutable since the
-                                  update started, and so are the next five */
+                                  update started, and so are the next six */
     uint64_t number;           /* of the engine (upstream_number) */
     bool two_phase;
     bool no_process_id; /* it does not name its process; its version names the update (update_id)
                            instead */
     bool finish_takes_no_label; /* the end of its own update takes no version */
     enum part_before before;
+    bool closes_any; /* an earlier update, which may be open there, is closed too */
 
     enum part_weights weights;
     enum part_weights weights_sent; /* what they were when its last tensors were sent */
@@ -98,11 +99,14 @@ void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
  * part_not_taken - it took none of those.
  * part_finish - it reports that it serves the new version.
  * part_drop - it failed, and is out. If it served the new version, it is not known to any more.
+ * part_set_in_doubt - what it got no tensors of may still change it, as a marker or a start of an
+ *     update that is over: it needs a whole update. The reason why it is out stays.
  * Whether the update can go on: fleet_session_has_quorum. */
 void part_send(struct fleet_part *p);
 void part_not_taken(struct fleet_part *p);
 void part_finish(struct fleet_part *p);
 void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
+void part_set_in_doubt(struct fleet_part *p, const struct err *why);
 
 /* part_is_unchanged - does it serve what it served before the update?
  * part_has_finished - does it serve the new version, and still take part?

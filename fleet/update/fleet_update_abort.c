@@ -8,6 +8,34 @@
 
 static const char aborting[] = "an abort";
 
+static bool has_named_update(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->two_phase && p->update_id[0] != '\0' && upstream_have(p->upstream).own != OWN_CLOSED;
+}
+
+/* The answer is a fact of the engine. */
+static void on_aborted(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    (void)p;
+    (void)result;
+    (void)arg;
+}
+
+void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)
+{
+    struct err ignored = {0};
+    const struct api_args args = {.reason = reason};
+    const struct fanout f = {.op = API_ABORT_UPDATE,
+                             .args = &args,
+                             .timeout_us = FLEET_ABORT_US,
+                             .select = has_named_update,
+                             .on_result = on_aborted,
+                             .fail_each = true};
+
+    (void)fanout_apply(fc, s, &f, &ignored);
+}
+
 /* The session is closed first, so that requests under way see it. */
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {

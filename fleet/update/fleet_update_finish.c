@@ -124,6 +124,17 @@ static void on_finished(struct fleet_part *p, struct fleet_result *result, void 
     part_drop_failed(p, result);
 }
 
+/* A baton serves the version once it has finished. One that may have missed a pause, or a resume,
+ * gets that first. */
+static void serve_baton(struct fleet_control *fc, struct fleet_session *s, struct fleet_part *p)
+{
+    if (!p->two_phase)
+        return;
+    fleet_switch_now(fc, s);
+    if (p->before == PART_WAS_IN_STEP)
+        fleet_switch_confirm(fc, s, p);
+}
+
 static int send_finish(struct fleet_control *fc, struct fleet_session *s, struct fanout_with *with,
                        struct err *e)
 {
@@ -134,6 +145,7 @@ static int send_finish(struct fleet_control *fc, struct fleet_session *s, struct
                              .select = is_to_finish,
                              .on_result = on_finished,
                              .arg = fc,
+                             .then = serve_baton,
                              .fence_failed = true,
                              .with = with};
 
@@ -206,76 +218,6 @@ static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struc
     return rc;
 }
 
-/* An engine that finished may have been restarted since, and its new process does not have the
- * update. */
-static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
-{
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-        struct err why = {0};
-
-        if (!part_has_finished(p) || !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
-            continue;
-        (void)err_set(&why, ERR_UPSTREAM, "",
-                      "%.100s was restarted, or was not reachable, before the update ended",
-                      upstream_name(p->upstream));
-        mtx_lock(&fc->lock);
-        part_drop(p, FLEET_UNKNOWN, 0, &why);
-        mtx_unlock(&fc->lock);
-        fleet_fence(fleet_of(fc), p->upstream, &why);
-    }
-}
-
-/* Without those that have the new version and were not resumed, which are fenced, and without those
- * that were removed, which get no requests. @committed  and batons that will serve it later */
-static size_t n_finished(const struct fleet_session *s, bool committed)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < s->n_parts; i++)
-        n += (part_has_finished(&s->parts[i]) || (committed && s->parts[i].committed)) &&
-             !s->parts[i].removed;
-    return n;
-}
-
-/* Checked twice: an engine may be restarted while the version is committed. Later restarts are
- * found by probes, since the process in rotation is then the one that finished. */
-static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
-{
-    struct fleet_updated done[FLEET_MAX];
-    uint64_t serial = 0;
-    size_t n_done = 0;
-
-    fence_restarted(fc, s);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        const struct fleet_part *p = &s->parts[i];
-
-        if (!part_has_finished(p))
-            continue;
-        /* A baton's reply to finish was compared with the version already. */
-        done[n_done++] = (struct fleet_updated){p->upstream,
-                                                p->two_phase || part_reports(p, s->label)};
-    }
-    if (s->repair) { /* the others serve the version already */
-        if (n_finished(s, false) > 0)
-            serial = fleet_repair_version(fleet_of(fc), s->label, done, n_done);
-    } else if (n_finished(s, true) > 0) {
-        serial = fleet_commit_version(fleet_of(fc), s->label, s->handoff, done, n_done);
-    }
-    /* One that proved the update, and whose finish failed, may serve it later. */
-    for (size_t i = 0; serial > 0 && i < s->n_parts; i++)
-        if (s->parts[i].two_phase)
-            fleet_expect_update(fleet_of(fc), s->parts[i].upstream, s->parts[i].update_id);
-    fence_restarted(fc, s);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (part_has_finished(&s->parts[i]))
-            fleet_proof_want(fc, s->parts[i].upstream);
-    mtx_lock(&fc->lock);
-    s->serial = serial;
-    mtx_unlock(&fc->lock);
-    return n_finished(s, false);
-}
-
 /* Fewer than --min-ready engines finished. Those that did serve the new version; batons that have
  * committed it, and not handed it over, serve it later. With them there may be enough. */
 static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struct err *e)
@@ -283,7 +225,7 @@ static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struc
     struct err cause = {0};
 
     fleet_session_cause_error(s, min_ready, &cause);
-    if (n_finished(s, true) >= min_ready)
+    if (fleet_session_n_finished(s, true) >= min_ready)
         return err_set(e, ERR_NOT_HANDED_OVER, "",
                        "the version is committed, and upstreams hand it over to their engines "
                        "again by themselves (do not send it again): %.330s",
@@ -295,7 +237,8 @@ static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struc
 }
 
 /* Engines are resumed before their versions are compared once more: what they hold runs on, and new
- * requests wait until the version is committed.
+ * requests wait until that of an engine has ended. What it finds takes the engine out, not the
+ * version back.
  * Returns: -1 with e set also if fewer than --min-ready engines finished. The update is committed
  * then if the error is ERR_NOT_HANDED_OVER; else it is still open. */
 static int serve_version(struct fleet_control *fc, struct fleet_session *s, const char *label,
@@ -306,21 +249,23 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     size_t n_done, min_ready;
     int rc;
 
+    set_label(fc, s, label);
+    if (!s->repair)
+        fleet_switch_begin(fc, s);
     mtx_lock(&fc->lock);
     s->committing_since_us = clock_now_us();
     mtx_unlock(&fc->lock);
-    set_label(fc, s, label);
-    if (!s->repair)
-        fleet_set_updating(fleet_of(fc), true);
+    fleet_apply_quiesce(fc); /* new requests wait for that switch only */
     rc = finish_parts(fc, s, e);
     if (rc == 0)
         rc = align_pauses(fc, s, e);
+    fleet_switch_now(fc, s);
     fleet_release_finished(fc, s);
     fleet_set_new_labels(fc, s, true, NULL, &ignored);
     mtx_lock(&fc->lock);
     min_ready = fleet_session_min_ready_locked(fc, s);
     mtx_unlock(&fc->lock);
-    n_done = commit_version(fc, s);
+    n_done = fleet_switch_end(fc, s);
     if (rc == 0 && n_done < min_ready)
         rc = refuse_too_few(s, min_ready, e);
     if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)

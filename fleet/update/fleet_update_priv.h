@@ -133,10 +133,20 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, bool resumed,
                           struct fanout_with *with, struct err *why);
 
-/* fleet_recover - ask batons that may still have an update open, and abort it there. Before a
- * start. The caller owns the operation lock. Blocks: up to the time of a step and
- * FLEET_ABORT_US. */
-void fleet_recover(struct fleet_control *fc, struct fleet_session *s);
+/* The switch of the fleet's version (fleet_begin_switch). The caller owns the operation lock; no
+ * mutex is held. In a repair the others serve the version already, and only the end counts.
+ * fleet_switch_begin - the parts are about to finish.
+ * fleet_switch_now - some have, or have committed the version, unless it has switched already.
+ * fleet_switch_confirm - the engine has the new version, unless it did not finish, is out, or was
+ *     restarted: from now on it gets requests.
+ * fleet_switch_end - the rest. Returns: how many serve the version.
+ * fleet_session_n_finished - the same, without those that have it and were not resumed, which are
+ *     fenced, and without removed ones. @committed  with batons that will serve it later */
+void fleet_switch_begin(struct fleet_control *fc, struct fleet_session *s);
+void fleet_switch_now(struct fleet_control *fc, struct fleet_session *s);
+void fleet_switch_confirm(struct fleet_control *fc, struct fleet_session *s, struct fleet_part *p);
+size_t fleet_switch_end(struct fleet_control *fc, struct fleet_session *s);
+size_t fleet_session_n_finished(const struct fleet_session *s, bool committed);
 
 /* fleet_abort_parts - tell two-phase engines that their own updates, of which the ids are known,
  * are aborted. @reason  NULL: none */

@@ -74,18 +74,30 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
 }
 
 /* An engine that was started and got no tensors gets a finish without a version, which changes
- * nothing. A start whose answer was lost may not have been executed; then there is nothing to
- * finish. An SGLang without an open update, since it was restarted, answers 400. */
+ * nothing. A start whose answer was lost, or was an error, may not have been executed; then there
+ * is nothing to finish. An SGLang without an open update, since it was restarted, answers 400. */
 static void on_closed(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    bool none_open = p->no_process_id && result->outcome == FLEET_REFUSED && result->status == 400;
-    bool doubtful = p->out && p->outcome == FLEET_UNKNOWN;
+    bool refused = result->outcome == FLEET_REFUSED;
+    bool none_open = p->no_process_id && refused && result->status == 400;
+    bool doubtful = p->own_update != PART_UPDATE_OPEN || (p->out && p->outcome == FLEET_UNKNOWN);
 
     (void)arg;
-    if (result_ok(result) || none_open || (doubtful && result->outcome == FLEET_REFUSED))
-        p->own_update = PART_UPDATE_CLOSED;
-    else
-        p->weights = PART_TORN;
+    if (!result_ok(result) && !none_open && !(doubtful && refused)) {
+        part_set_in_doubt(p, &result->why);
+        return;
+    }
+    p->own_update = PART_UPDATE_CLOSED;
+    upstream_note_closed(p->upstream);
+}
+
+/* Was it started, or may it have been? One of another client is left alone (closes_any). */
+static bool may_be_started(const struct fleet_part *p)
+{
+    enum own_fact own = upstream_have(p->upstream).own;
+
+    return p->own_update == PART_UPDATE_OPEN ||
+           (p->closes_any && (own == OWN_UNKNOWN || own == OWN_OPEN));
 }
 
 /* An engine that was started and will not be finished is closed if it got no tensors. An SGLang
@@ -98,14 +110,18 @@ static bool must_close(const struct fleet_part *p, const void *arg)
 
     if ((*dropped && !p->out) || p->weights == PART_NEW)
         return false;
-    return part_needs_start(p) && p->own_update == PART_UPDATE_OPEN &&
+    return part_needs_start(p) && may_be_started(p) &&
            (part_is_unchanged(p) || (p->no_process_id && answers));
 }
 
 void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    const struct fanout close = {
-        .op = API_FINISH_UPDATE, .select = must_close, .on_result = on_closed, .arg = &dropped};
+    const struct fanout close = {.op = API_FINISH_UPDATE,
+                                 .select = must_close,
+                                 .on_result = on_closed,
+                                 .arg = &dropped,
+                                 .has_begun = true,
+                                 .fail_each = true};
     struct err ignored = {0};
 
     assert(fleet_owns_update_lock(fc));

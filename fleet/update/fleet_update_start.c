@@ -76,7 +76,8 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
                     : info.synced ? PART_WAS_IN_STEP
                     : undecided   ? PART_WAS_UNDECIDED
                                   : PART_WAS_OUT_OF_STEP;
-        if (!p->two_phase && may_have_open_update(s, p, info.serial == 0))
+        p->closes_any = !p->two_phase && may_have_open_update(s, p, info.serial == 0);
+        if (p->closes_any)
             p->own_update = PART_UPDATE_EARLIER;
     }
 }
@@ -102,6 +103,18 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
                   upstream_name(p->upstream));
 }
 
+/* Before a start, and after one that failed. */
+static void recover(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct upstream *batons[FLEET_MAX];
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && upstream_have(s->parts[i].upstream).own != OWN_CLOSED)
+            batons[n++] = s->parts[i].upstream;
+    fleet_close_own_updates(fc, batons, n);
+}
+
 /* The replies of the batons to their start. */
 static int apply_start_results(struct fleet_control *fc, struct fleet_session *s,
                                const struct fleet_batch *b, struct fleet_result *results,
@@ -125,7 +138,7 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
         return 0;
     *e = cause->why;
     fleet_abort_parts(fc, s, "another server could not start its update");
-    fleet_recover(fc, s);
+    recover(fc, s);
     return -1;
 }
 
@@ -147,7 +160,7 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
             if (s->given_up == NULL)
                 b.targets[b.n - 1].given_up = &fc->locks.cuts;
         }
-    fleet_recover(fc, s);
+    recover(fc, s);
     if (fanout_validate(fc, s, API_START_UPDATE, &args, e) == 0 &&
         fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) == 0)
         rc = apply_start_results(fc, s, &b, results, e);

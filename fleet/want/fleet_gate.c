@@ -334,6 +334,7 @@ static void on_timer(void *arg)
         g->job = (struct job){.run = run, .arg = fc};
         (void)workers_post(fc->cfg.executor, &g->job, WORKERS_URGENT, &ignored);
     }
+    fleet_own_updates_look(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &g->timer, clock_after_us(GATE_INTERVAL_US));
 }
 

@@ -15,8 +15,8 @@ their calls is then checked:
   11  fleets: /v1/status names no older version than one that was seen before it was asked for
 
 Engines may be doubles of vLLM or SGLang (modes passed and staged), whose tokens show what made them: rule 1 finds stale
-caches and torn weights, rule 5 tokens of another prompt, or of more versions than were named. Rule 11, and rule 7 in front
-of batons, are known failures (docs/guarantees.md): they are counted, and fail nothing. The history is left in
+caches and torn weights, rule 5 tokens of another prompt, or of more versions than were named. Rule 11 in front of
+batons is a known failure (docs/guarantees.md): it is counted, and fails nothing. The history is left in
 WORK/history.json. A seed repeats the choices of the clients, but not the moments of their calls.
 
 Usage: linear.py --baton PATH --model DIR --work DIR --mode single|fleet|stage|passed|staged [option...]

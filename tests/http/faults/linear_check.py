@@ -7,9 +7,8 @@ import collections
 LEASE_S = 4  # of a pause
 FLEETS, STAGES = ("fleet", "passed"), ("stage", "staged")  # in front of engines: without and with --stage
 # docs/guarantees.md, "Known limits of a fleet".
-BATONS = "the batons of a fleet switch one by one: a new request may still get the old version"
-LAGS = "/v1/status lags behind the tokens of its upstreams"
-KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS, **{(mode, 11): LAGS for mode in (*FLEETS, *STAGES)}}
+LAGS = "/v1/status lags behind the tokens of a baton until that has answered its commit"
+KNOWN = {("fleet", 11): LAGS, ("stage", 11): LAGS}
 
 LOST_S = 10  # an update whose front was killed is ended by another
 

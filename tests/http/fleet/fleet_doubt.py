@@ -9,6 +9,7 @@ import threading
 import time
 
 import fleet_control
+from fake_engine_world import PROMPT, N, expected, tokens_now
 from fleet_control import BROADCAST, LABELS, RESETS, WHICH, Fleet, mend, ok_of, reboot, refused, told
 from fleet_world import until
 
@@ -172,6 +173,45 @@ def lease_of_who_waits(f):
     assert f.front.get("/v1/update_weights/" + mine["update_id"])["phase"] == "verified"
     assert f.front.post("/v1/update_weights/finish", mine)["phase"] == "committed"
     f.label = f.versions()[0]
+
+
+def slow_to_switch(f):
+    """While one hangs in its end, who asks gets the new version of the others."""
+    if WHICH != "baton":
+        return
+    label = next(LABELS)
+    f.clean()
+    f.doubles[-1].order("finish", "late", ms=2000)
+    t = threading.Thread(target=f.update, args=(label,))
+    t.start()
+    until("the version is shown", lambda: f.front.status()["weights"]["weight_version"] == label)
+    made = [tokens_now(f.front) for _ in range(16)]
+    assert t.is_alive() and f.versions()[-1] != label, f.versions()
+    assert made == [expected(PROMPT, label, 0, N)] * len(made), (label, made)
+    t.join()
+    f.wait(*["serving"] * len(f.doubles))
+
+
+def left_open(f):
+    """An update that a baton did not abort is aborted once it answers, without another one; a client's own is not."""
+    if WHICH != "baton":
+        return
+
+    def is_open():
+        return f.front.upstreams() and d.get("/v1/status")["update"] is not None
+
+    f.clean()
+    d = f.doubles[0]
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+    d.order("abort", "close_before", times=2)
+    f.front.post("/v1/update_weights/abort", mine)
+    assert is_open()
+    until("it is closed", lambda: not is_open(), 10)
+    assert [len(e.journal("abort")) for e in f.doubles[1:]] == [1] * (len(f.doubles) - 1), f.doubles[1].journal()
+    theirs = {"update_id": d.post("/v1/update_weights/start", {"weight_version": "theirs"})["update_id"]}
+    time.sleep(1)
+    assert is_open()
+    d.post("/v1/update_weights/abort", theirs)
 
 
 def away_meanwhile(f):
@@ -366,7 +406,7 @@ def main():
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         f.update_all()
         for p in (false_words, restarted_at_the_end, restarted_on_the_way, restarted_in_a_group, failed_in_a_group, aborted_before_the_first_byte,
-                  lease_of_who_waits, away_meanwhile, not_paused_after_all, away_from_sleep, threads_for_the_rest,
+                  lease_of_who_waits, slow_to_switch, left_open, away_meanwhile, not_paused_after_all, away_from_sleep, threads_for_the_rest,
                   nobody_to_name, adapters_of_before, killed_on_the_way):
             told(p.__name__, p, f)
 

@@ -9,8 +9,10 @@ import threading
 import time
 
 import fleet_control
-from fleet_control import BROADCAST, LABELS, TIMEOUT_MS, WHICH, Fleet
+from fleet_control import BROADCAST, LABELS, TIMEOUT_MS, WHICH, Fleet, ok_of
 from fleet_world import until
+
+END = {"vllm": "finish", "sglang": "end"}[WHICH]
 
 
 def begin(f):
@@ -147,8 +149,37 @@ def aborted_while_it_prepares():
     fleet_control.TIMEOUT_MS = TIMEOUT_MS
 
 
+def started_in_doubt():
+    """One that may have begun an update of its own does not run on before that is closed."""
+    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+        d = f.doubles[1]
+        d.order("start", "status", status=500, acts=True)
+        d.order(END, "status", status=503)
+        if f.tensors() is BROADCAST:
+            f.init()
+        step, _, said = f.update(next(LABELS))
+        assert step is None and ok_of(said) == [True, False], (step, said)
+        assert d.state()["update"] != "open" and f.pauses() == [None] * 2, (d.state(), d.journal())
+        f.wait("serving", "unsynced")
+
+
+def not_closed():
+    """What an engine answers to the end of an update of which it took nothing is why it is fenced."""
+    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+        mine = begin(f)
+        for d in f.doubles:
+            d.order("update", "status", status=413)
+        f.front.ask("POST", "/v1/update_weights", dict(f.part(0), **mine))
+        f.doubles[1].order(END, "status", status=503)
+        f.front.post("/v1/update_weights/abort", mine)
+        f.wait("serving", "fenced")
+        assert "503" in f.front.upstreams()[f.doubles[1].url]["error"]["message"], f.front.upstreams()
+        f.update_all()
+
+
 def main():
-    for case in torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived, without_a_wake, late, aborted_while_it_prepares:
+    for case in (started_in_doubt, not_closed, torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived,
+                 without_a_wake, late, aborted_while_it_prepares):
         case()
 
 

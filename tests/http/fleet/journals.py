@@ -66,6 +66,8 @@ def part(f, i):
 
 def finish(f, mine, *states, **body):
     said = f.ask("POST", "/v1/update_weights/finish", {**mine, **body})
+    f.until_seen("no baton has it open", lambda: all(
+        d.dialect != "baton" or d.state()["update"] not in ("open", "verified") for d in f.doubles))
     f.wait(*(states or ["serving"] * len(f.doubles)))
     return said
 

@@ -26,6 +26,7 @@ struct world {
     char asked[N + 1], taken[N + 1], fenced[N + 1]; /* '.': not asked, else its result */
     const char *answers; /* of each: g(ood), r(efused); NULL: no request can be made */
     bool drains;         /* the answers are lost */
+    bool watched;        /* each result is taken at once */
 };
 
 static struct world *world; /* of the running test */
@@ -61,6 +62,10 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
         world->asked[part] = answer;
         (*results)[i] = (struct fleet_result){.upstream = upstream_ref(targets[i].upstream),
                                               .outcome = answer == 'g' ? FLEET_OK : FLEET_REFUSED};
+        if (targets[i].answered != NULL)
+            targets[i].answered(targets[i].arg, &(*results)[i]);
+        if (world->watched)
+            assert_int_not_equal(world->taken[part], '.'); /* the next has not answered yet */
     }
     return 0;
 }
@@ -147,7 +152,7 @@ static void test_fanout_apply_asks_the_selected_parts(void **state)
 
     w->answers = "ggrg";
     w->s->parts[1].out = true;
-    f.fence_failed = true;
+    w->watched = f.fence_failed = true;
     assert_int_equal(fanout_apply(&w->fc, w->s, &f, &e), 2);
     assert_string_equal(w->asked, "..rg");
     assert_string_equal(w->taken, "..rg");

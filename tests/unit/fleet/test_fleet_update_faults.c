@@ -323,10 +323,8 @@ static void restart_resumed(void)
     }
 }
 
-static int update_while_engines_restart(enum upstream_kind kind, size_t n)
+static void update_begin(enum upstream_kind kind)
 {
-    int rc;
-
     world_begin(1);
     w.watch = watch_parts;
     me = TRAINER;
@@ -335,6 +333,13 @@ static int update_while_engines_restart(enum upstream_kind kind, size_t n)
     for (size_t i = 0; i < w.n_engines; i++)
         engine_start(&w.engines[i], kind);
     probe_all();
+}
+
+static int update_while_engines_restart(enum upstream_kind kind, size_t n)
+{
+    int rc;
+
+    update_begin(kind);
     n_restarts = n;
     w.after_query = restart_resumed;
     rc = update_run(1, CHUNKS);
@@ -384,10 +389,81 @@ static void test_a_version_that_no_process_has_any_more_is_an_error(void **state
     }
 }
 
+/* An engine that runs makes tokens of what it has. */
+static void check_version_of_running(void)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(w.fleet, &stats);
+    for (size_t i = 0; i < w.n_engines; i++)
+        if (!w.engines[i].paused && version_of(&w.engines[i]) == 1)
+            assert_string_equal(stats.label, "v1");
+}
+
+static void test_the_fleet_has_a_version_before_an_engine_resumes_with_it(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        update_begin(kinds[k]);
+        w.check = check_version_of_running;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        world_fini();
+    }
+}
+
+static size_t n_granted_early; /* while another engine is not known to have the version */
+
+static void granted(void *arg)
+{
+    (void)arg;
+}
+
+/* Once an engine has the version, and may have shown it, new requests get it. */
+static void check_grants(void)
+{
+    bool early = false, shown = false;
+
+    for (size_t i = 0; i < w.n_engines; i++) {
+        early = early || engine_at(w.fleet, i)->switching == SWITCH_AWAITED;
+        shown = shown || (w.engines[i].version == 1 && !w.engines[i].paused);
+    }
+    for (size_t n = 0; n < ENGINES && shown; n++) {
+        struct fleet_ticket t = {.granted = granted};
+        struct err e = {0};
+
+        if (fleet_permit_acquire(w.fleet, &t, &e) == 0 && fleet_permit_cancel(w.fleet, &t))
+            continue;
+        assert_int_equal(e.code, ERR_NONE);
+        assert_int_equal(w.engines[index_of(w.fleet, t.upstream)].version, 1);
+        n_granted_early += early;
+        fleet_permit_release(w.fleet, &t);
+    }
+}
+
+static void test_who_asks_after_a_version_was_shown_gets_it(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < UPSTREAM_KINDS; kind++) {
+        update_begin((enum upstream_kind)kind);
+        for (size_t i = 0; i < w.n_engines; i++)
+            fleet_set_pause_queue(w.fleet, engine_at(w.fleet, i), kind == UPSTREAM_BATON);
+        w.check = check_grants;
+        n_granted_early = 0;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        assert_true(n_granted_early > 0);
+        check_grants();
+        world_fini();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_who_asks_after_a_version_was_shown_gets_it),
         cmocka_unit_test(test_fleet_update_survives_every_move),
+        cmocka_unit_test(test_the_fleet_has_a_version_before_an_engine_resumes_with_it),
         cmocka_unit_test(test_an_engine_that_restarts_before_the_commit_is_fenced),
         cmocka_unit_test(test_a_version_that_no_process_has_any_more_is_an_error),
     };

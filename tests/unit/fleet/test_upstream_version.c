@@ -136,6 +136,33 @@ static void test_marker_of_our_running_update_fences_nothing(void **cmocka_state
     fleet_free(f);
 }
 
+/* From before the first is told to finish each gets generates once it is known to have the version;
+ * what it runs meanwhile goes on. */
+static void test_version_switches_engine_by_engine(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    struct upstream *parts[] = {engine_at(f, 0), engine_at(f, 1), engine_at(f, 2)};
+    struct requester waits, next;
+
+    (void)cmocka_state;
+    report_labels(f, EACH("v", "v", "v", "v"));
+    fleet_begin_switch(f, parts, 3);
+    assert_int_equal(acquire(f, &waits, ""), NO_ENGINE);
+    assert_int_equal(fleet_switch_version(f, "w", 0), 1);
+    assert_states(f, EACH("serving", "serving", "serving", "unsynced"));
+    assert_int_equal(waits.got, NO_ENGINE);
+    fleet_confirm_version(f, parts[1], true);
+    assert_int_equal(waits.got, 1);
+    assert_string_equal(waits.ticket.served.label, "w");
+    assert_int_equal(acquire(f, &next, ""), 1);
+    assert_int_equal(n_lost(f, 0), 0);
+    fleet_set_updating(f, false); /* the others did not finish */
+    assert_states(f, EACH("unsynced", "serving", "unsynced", "unsynced"));
+    fleet_permit_release(f, &waits.ticket);
+    fleet_permit_release(f, &next.ticket);
+    fleet_free(f);
+}
+
 /* A later report follows from the failure and does not replace its reason. */
 static void test_reason_of_a_fence_is_kept(void **cmocka_state)
 {
@@ -737,6 +764,7 @@ int main(void)
         cmocka_unit_test(test_dirty_marker_is_no_version),
         cmocka_unit_test(test_marker_of_our_running_update_fences_nothing),
         cmocka_unit_test(test_marker_of_our_aborted_update_fences_nothing),
+        cmocka_unit_test(test_version_switches_engine_by_engine),
         cmocka_unit_test(test_reason_of_a_fence_is_kept),
         cmocka_unit_test(test_empty_label_counts_as_a_version),
         cmocka_unit_test(test_no_engine_serves_without_a_majority),

@@ -85,7 +85,7 @@ static struct world {
     bool may_drain;     /* this server stops; nothing follows but the end of the update */
     unsigned n_crashes; /* of engines that got tensors asleep, and could have been woken */
     bool hung;          /* an engine did not answer the requests that are sent now */
-    void (*check)(void), (*after_query)(void); /* after each request, queries to all; or NULL */
+    void (*check)(void), (*after_query)(void); /* after each answer, queries to all; or NULL */
     unsigned pinned[VERSIONS_MAX];             /* readers of each version of this server's own */
     void (*watch)(void); /* before the lock of the fleet's control is given back; or NULL */
 
@@ -592,6 +592,8 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
               (int)(*results)[i].outcome, (*results)[i].status);
         (void)fleet_answer(w.fleet, targets[i].upstream, of, targets[i].args, &before[i],
                            rc != 0 ? HAVE_LOST : fleet_result_answer(&(*results)[i]), NULL);
+        if (rc == 0 && targets[i].answered != NULL)
+            targets[i].answered(targets[i].arg, &(*results)[i]);
         if (w.check != NULL)
             w.check();
         may_switch(w.switch_percent);
@@ -638,6 +640,10 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
         answer_query(&(*results)[i], q, &targets[i]);
         trace("query %d at %zu: %d", (int)q, index_of(w.fleet, targets[i].upstream),
               (int)(*results)[i].outcome);
+        if (targets[i].answered != NULL)
+            targets[i].answered(targets[i].arg, &(*results)[i]);
+        if (w.check != NULL)
+            w.check();
         may_switch(w.switch_percent);
     }
     if (w.after_query != NULL)

@@ -52,31 +52,34 @@ static inline void add_again(struct fleet *f, size_t i)
 }
 
 /* @done, @named  of each engine; @named  NULL: none */
-static inline size_t updated_of(struct fleet *f, struct fleet_updated *out, const bool *done,
-                                const bool *named)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < n_engines(f); i++)
-        if (done[i])
-            out[n++] = (struct fleet_updated){engine_at(f, i), named != NULL && named[i]};
-    return n;
-}
-
 static inline uint64_t commit(struct fleet *f, const char *label, uint64_t serial, const bool *done,
                               const bool *named)
 {
-    struct fleet_updated list[N + 1];
+    struct upstream *parts[N + 1];
+    size_t n = 0;
+    uint64_t made;
 
-    return fleet_commit_version(f, label, serial, list, updated_of(f, list, done, named));
+    for (size_t i = 0; i < n_engines(f); i++)
+        if (done[i])
+            parts[n++] = engine_at(f, i);
+    fleet_begin_switch(f, parts, n);
+    made = fleet_switch_version(f, label, serial);
+    for (size_t i = 0; i < n_engines(f); i++)
+        if (done[i])
+            fleet_confirm_version(f, engine_at(f, i), named != NULL && named[i]);
+    fleet_set_updating(f, false);
+    return made;
 }
 
 static inline uint64_t repair(struct fleet *f, const char *label, const bool *done,
                               const bool *named)
 {
-    struct fleet_updated list[N + 1];
+    uint64_t serial = 0;
 
-    return fleet_repair_version(f, label, list, updated_of(f, list, done, named));
+    for (size_t i = 0; i < n_engines(f); i++)
+        if (done[i])
+            serial = fleet_repair_version(f, label, engine_at(f, i), named != NULL && named[i]);
+    return serial;
 }
 
 static inline uint64_t name_them(struct fleet *f, const char *label, const bool *named)

@@ -1,0 +1,120 @@
+/* Updates that batons may still have open, and that nobody will end: this server did not hear that
+ * one was aborted, or what became of its start or of its end. They are aborted as soon as the baton
+ * answers. Before an update those that an earlier server may have left open are aborted too. */
+#include "fleet/calls/fleet_priv.h"
+
+enum {
+    OWN_RETRY_US = 500000,      /* after the first attempt that failed ... */
+    OWN_RETRY_MAX_US = 10000000 /* ... and at most */
+};
+
+/* Its id may be unknown here, because an answer was lost, so the baton is asked first. It refuses
+ * the abort of one that it is about to commit. */
+void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *batons, size_t n)
+{
+    char ids[FLEET_MAX][API_UPDATE_ID_MAX + 1];
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    struct err ignored = {0};
+    size_t n_open = 0;
+
+    for (size_t i = 0; i < n; i++)
+        targets[i] = (struct fleet_target){.upstream = batons[i], .until_down = true};
+    if (n == 0 ||
+        fleet_query(fc, API_GET_STATUS, targets, n, fleet_step_us(fc), &results, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        if (results[i].outcome != FLEET_OK)
+            continue;
+        if (!api_read_open_update(ids[n_open], results[i].text, results[i].text_len)) {
+            upstream_note_closed(batons[i]);
+            continue;
+        }
+        targets[n_open] = (struct fleet_target){.upstream = batons[i], .until_down = true};
+        targets[n_open].ctx.update_id = ids[n_open];
+        n_open++;
+    }
+    fleet_results_free(results, n);
+    if (n_open > 0 && fleet_request(fc, API_ABORT_UPDATE, targets, n_open, FLEET_ABORT_US, &results,
+                                    &ignored) == 0)
+        fleet_results_free(results, n_open);
+}
+
+/* One that this server has begun. While an update is open, that one's end decides. */
+static bool must_close_locked(struct fleet_control *fc, struct upstream *upstream)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    return upstream_caps_of(upstream)->two_phase && !info.removed && info.alive &&
+           (info.have.own == OWN_UNKNOWN || info.have.own == OWN_OPEN) && fc->session == NULL &&
+           fc->starting == NULL && fc->releasing == NULL &&
+           retry_is_due(&fleet_engine(upstream)->own_update);
+}
+
+/* @out  [FLEET_MAX]. Returns: how many. */
+static size_t select_batons(struct fleet_control *fc, const struct upstream_list *all,
+                            struct upstream **out)
+{
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < all->n; i++)
+        if (must_close_locked(fc, all->items[i]))
+            out[n++] = all->items[i];
+    mtx_unlock(&fc->lock);
+    return n;
+}
+
+static void note_attempts(struct fleet_control *fc, struct upstream *const *batons, size_t n)
+{
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++) {
+        struct retry *r = &fleet_engine(batons[i])->own_update;
+
+        if (upstream_have(batons[i]).own == OWN_CLOSED)
+            retry_clear(r);
+        else
+            retry_failed(r, OWN_RETRY_US, OWN_RETRY_MAX_US);
+    }
+    mtx_unlock(&fc->lock);
+}
+
+/* Whatever has the lock is over soon, or closes them itself. */
+static void run(void *arg)
+{
+    struct fleet_control *fc = arg;
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
+    struct upstream *batons[FLEET_MAX];
+    struct err ignored = {0};
+    size_t n;
+
+    if (fleet_expiry_lock(fc, "the abort of an earlier update", &ignored) == 0) {
+        n = select_batons(fc, all, batons);
+        fleet_close_own_updates(fc, batons, n);
+        note_attempts(fc, batons, n);
+        fleet_abort_unlock(fc);
+    }
+    mtx_lock(&fc->lock);
+    fc->own_updates.running = false;
+    mtx_unlock(&fc->lock);
+}
+
+/* The job is refused only when the server stops. */
+void fleet_own_updates_look(struct fleet_control *fc)
+{
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
+    struct upstream *batons[FLEET_MAX];
+    struct err ignored = {0};
+    bool starts;
+
+    starts = select_batons(fc, all, batons) > 0;
+    mtx_lock(&fc->lock);
+    starts = starts && !fc->own_updates.running;
+    fc->own_updates.running |= starts;
+    mtx_unlock(&fc->lock);
+    if (!starts)
+        return;
+    fc->own_updates.job = (struct job){.run = run, .arg = fc};
+    (void)workers_post(fc->cfg.executor, &fc->own_updates.job, WORKERS_URGENT, &ignored);
+}
