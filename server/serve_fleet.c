@@ -167,7 +167,8 @@ static int open_adapter_dir(struct server *s, struct err *e)
     const struct config *c = &s->config;
 
     if (c->adapter_dir == NULL ||
-        adapter_dir_new(&s->fleet.adapter_dir, c->adapter_dir, c->max_lora_bytes, e) == 0)
+        adapter_dir_new(&s->fleet.adapter_dir, c->adapter_dir, c->max_lora_bytes,
+                        s->app.control_executor, e) == 0)
         return 0;
     return serve_option_error(e, "--adapter-dir", c->adapter_dir);
 }
@@ -186,8 +187,8 @@ static int open_spec(struct server *s, struct err *e)
 int server_build_upstreams(struct server *s, struct err *e)
 {
     s->app.fleet = &s->fleet;
-    if (open_adapter_dir(s, e) != 0 || open_upstreams(s, e) != 0 ||
-        server_build_executors(s, e) != 0 || open_control(s, e) != 0)
+    if (server_build_executors(s, e) != 0 || open_adapter_dir(s, e) != 0 ||
+        open_upstreams(s, e) != 0 || open_control(s, e) != 0)
         return -1;
     return open_spec(s, e);
 }

@@ -3,6 +3,7 @@
 #include "fleet/ask/adapter_dir.h"
 
 #include "base/id.h"
+#include "base/jobs/workers.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,6 +30,7 @@ static const char config_name[] = "adapter_config.json",
 struct adapter_dir {
     char *path; /* owned; absolute */
     uint64_t nbytes_max;
+    struct workers *disk; /* borrowed; NULL: none */
 };
 
 static int open_dir_at(int at, const char *name)
@@ -71,13 +73,15 @@ int adapter_dir_check(const char *path, struct err *e)
     return err_set_errno(e, ERR_UNREADABLE, "", errno, "this directory cannot be written into");
 }
 
-int adapter_dir_new(struct adapter_dir **out, const char *path, uint64_t nbytes_max, struct err *e)
+int adapter_dir_new(struct adapter_dir **out, const char *path, uint64_t nbytes_max,
+                    struct workers *disk, struct err *e)
 {
     struct adapter_dir *d = calloc(1, sizeof *d);
 
     if (d == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the directory of adapters");
     d->nbytes_max = nbytes_max;
+    d->disk = disk;
     if (mkdir(path, DIR_MODE) != 0 && errno != EEXIST)
         (void)err_set_errno(e, ERR_UNREADABLE, "", errno,
                             "this directory cannot be made in the one above it");
@@ -272,8 +276,8 @@ static void remove_load(int adapter_fd, const char *load)
     (void)unlinkat(adapter_fd, load, AT_REMOVEDIR);
 }
 
-int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content *from, char **path,
-                      struct err *e)
+static int write_all(const struct adapter_dir *d, const struct adapter_content *from, char **path,
+                     struct err *e)
 {
     char name[NAME_MAX + 1], id[ID_LEN + 1], load[LOAD_NAME_LEN + 1];
     int fd, rc;
@@ -335,7 +339,7 @@ static void remove_adapter(const struct adapter_dir *d, const char *encoded)
     (void)close(top);
 }
 
-void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const char *path)
+static void keep_only(const struct adapter_dir *d, const char *name, const char *path)
 {
     char encoded[NAME_MAX + 1];
 
@@ -345,7 +349,7 @@ void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const 
     remove_adapter(d, encoded);
 }
 
-void adapter_dir_remove(const struct adapter_dir *d, const char *name, const char *path)
+static void remove_one(const struct adapter_dir *d, const char *name, const char *path)
 {
     char encoded[NAME_MAX + 1];
     const char *load = encode(encoded, name) ? load_of(d, encoded, path) : NULL;
@@ -356,4 +360,61 @@ void adapter_dir_remove(const struct adapter_dir *d, const char *name, const cha
     remove_load(fd, load);
     (void)close(fd);
     remove_adapter(d, encoded);
+}
+
+/* on the threads of the pool */
+
+struct access {
+    const struct adapter_dir *d;
+    const struct adapter_content *from; /* to write; else the next two are of what is removed */
+    const char *name, *kept;
+    char **path;
+    struct err *e;
+    int rc;
+};
+
+static void run_write(void *arg)
+{
+    struct access *a = arg;
+
+    a->rc = write_all(a->d, a->from, a->path, a->e);
+}
+
+static void run_keep_only(void *arg)
+{
+    const struct access *a = arg;
+
+    keep_only(a->d, a->name, a->kept);
+}
+
+static void run_remove(void *arg)
+{
+    const struct access *a = arg;
+
+    remove_one(a->d, a->name, a->kept);
+}
+
+static int run(struct access *a, void (*access)(void *arg))
+{
+    if (a->d->disk != NULL)
+        workers_call(a->d->disk, access, a);
+    else
+        access(a);
+    return a->rc;
+}
+
+int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content *from, char **path,
+                      struct err *e)
+{
+    return run(&(struct access){.d = d, .from = from, .path = path, .e = e}, run_write);
+}
+
+void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const char *path)
+{
+    (void)run(&(struct access){.d = d, .name = name, .kept = path}, run_keep_only);
+}
+
+void adapter_dir_remove(const struct adapter_dir *d, const char *name, const char *path)
+{
+    (void)run(&(struct access){.d = d, .name = name, .kept = path}, run_remove);
 }

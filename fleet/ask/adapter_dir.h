@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 struct adapter_dir;
+struct workers;
 
 /* adapter_dir_check - could adapter_dir_new use it? Nothing is made or written; one that does not
  * exist yet passes if it can be made in the directory above it. Errors: ERR_UNREADABLE. */
@@ -22,9 +23,12 @@ int adapter_dir_check(const char *path, struct err *e);
 
 /* adapter_dir_new - use a directory; it is made if there is none.
  * @nbytes_max  for all adapters in it, also those of earlier servers
+ * @disk        borrowed: the pool that writes and removes, for callers of a pool of jobs that wait;
+ *              NULL: the callers do
  * Errors: ERR_UNREADABLE: it cannot be made, or is no directory that this process may write into;
  *         ERR_NO_MEMORY. */
-int adapter_dir_new(struct adapter_dir **out, const char *path, uint64_t nbytes_max, struct err *e);
+int adapter_dir_new(struct adapter_dir **out, const char *path, uint64_t nbytes_max,
+                    struct workers *disk, struct err *e);
 void adapter_dir_free(struct adapter_dir *d); /* accepts NULL */
 
 uint64_t adapter_dir_nbytes_max(const struct adapter_dir *d);

@@ -46,7 +46,7 @@ static struct adapter_dir *new_dir(const char *name)
     char path[128];
 
     (void)snprintf(path, sizeof path, "%s/%s", top, name);
-    assert_int_equal(adapter_dir_new(&d, path, NBYTES_MAX, &e), 0);
+    assert_int_equal(adapter_dir_new(&d, path, NBYTES_MAX, NULL, &e), 0);
     return d;
 }
 
@@ -191,7 +191,7 @@ static void test_new_refuses_what_is_no_directory(void **state)
     (void)state;
     (void)snprintf(path, sizeof path, "%s/file", top);
     assert_int_equal(close(open(path, O_WRONLY | O_CREAT, 0700)), 0);
-    assert_int_equal(adapter_dir_new(&d, path, NBYTES_MAX, &e), -1);
+    assert_int_equal(adapter_dir_new(&d, path, NBYTES_MAX, NULL, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
     err_clear(&e);
     assert_int_equal(adapter_dir_check(path, &e), -1);
@@ -203,7 +203,7 @@ static void test_new_refuses_what_is_no_directory(void **state)
     assert_int_equal(adapter_dir_check(path, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
     err_clear(&e);
-    assert_int_equal(adapter_dir_new(&d, path, NBYTES_MAX, &e), -1);
+    assert_int_equal(adapter_dir_new(&d, path, NBYTES_MAX, NULL, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
     assert_null(d);
 }
