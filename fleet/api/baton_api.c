@@ -8,14 +8,15 @@
 /* requests */
 
 /* The body of a request that no client sent. New; NULL: no memory. */
-static json_t *own_body(const struct api_args *a)
+static json_t *own_body(const struct api_draft *d)
 {
+    const struct api_args *a = d->args;
     const struct api_pause *pause = a->pause;
     bool resets = a->running || a->external;
 
-    return json_pack("{s:s*, s:s*, s:s*, s:s*, s:s*, s:o*, s:o*, s:s*, s:o*}", "mode",
-                     pause != NULL ? lifecycle_pause_name(pause->mode) : NULL, "new_requests",
-                     pause != NULL && pause->reject ? "reject" : NULL, "owner",
+    return json_pack("{s:o*, s:s*, s:s*, s:s*, s:s*, s:s*, s:o*, s:o*, s:s*, s:o*}", "tags",
+                     api_tags(d), "mode", pause != NULL ? lifecycle_pause_name(pause->mode) : NULL,
+                     "new_requests", pause != NULL && pause->reject ? "reject" : NULL, "owner",
                      pause != NULL ? pause->owner : NULL, "weight_version", a->label, "lora_name",
                      a->name, "external", resets ? json_boolean(a->external) : NULL, "running",
                      resets ? json_boolean(a->running) : NULL, "reason", a->reason, "all",
@@ -62,7 +63,7 @@ static int set_spliced(const struct api_draft *d, const json_t *ours)
 static int set_own_body(const struct api_draft *d, const char *update_id)
 {
     json_auto_t *body = with_ours(
-        d->own != NULL ? json_copy((json_t *)(uintptr_t)d->own) : own_body(d->args), d, update_id);
+        d->own != NULL ? json_copy((json_t *)(uintptr_t)d->own) : own_body(d), d, update_id);
     json_auto_t *ours = with_ours(json_object(), d, update_id);
     size_t n = json_object_size(d->own), n_ours = json_object_size(ours);
 

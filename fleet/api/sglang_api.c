@@ -167,8 +167,13 @@ static int empty_body(const struct api_draft *d)
 
 static int sglang_tags(const struct api_draft *d)
 {
+    const struct api_sleep *sleep = d->args->sleep;
     json_t *tags = api_tags(d), *body = json_object();
 
+    if (d->own == NULL && sleep != NULL && !sleep->weights && !sleep->kv) {
+        json_decref(body);
+        return api_send_nothing(d);
+    }
     return api_set_body(d, tags != NULL ? api_with(body, "tags", tags) : body);
 }
 

@@ -37,7 +37,7 @@ struct upstream_caps {
     bool retracts_requests;       /* a pause holds KV, which API_RETRACT_REQUESTS frees */
     bool makes_rollouts;          /* it has POST /v1/rollouts */
     bool waits_in_pause;          /* a pause can wait until what runs has ended */
-    bool hides_pause;             /* no query says whether it is paused */
+    bool hides_pause;             /* no query says whether it is paused or asleep */
     bool aborts_one_request;      /* API_ABORT_REQUESTS takes one id, or all */
     bool joins_many_groups;       /* else the last group joined replaces the one before */
     bool wakes_twice;             /* API_WAKE of one that is awake has no effect */

@@ -54,17 +54,21 @@ static bool can_generate(const struct fleet_result *result)
             result->status != 429 && !api_is_auth_error(result->status));
 }
 
-/* An engine in rotation has shown that it generates. */
+/* An engine in rotation has shown that it generates. A token shows that one is awake too. */
 static int probe_generation(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
     struct fleet_result *result = NULL;
+    struct upstream_info info;
     int rc = 0;
 
     if (fleet_serves(fleet_of(fc), upstream))
         return 0;
+    fleet_info(fleet_of(fc), upstream, &info);
     if (query_one(fc, API_GENERATE_TOKEN, upstream, &result, e) != 0)
         return -1;
-    if (!can_generate(result))
+    if (result->outcome == FLEET_OK && info.may_sleep)
+        fleet_found_awake(fleet_of(fc), upstream, info.have.change);
+    if (result->outcome != FLEET_OK && (info.may_sleep || !can_generate(result)))
         rc = refuse_unverified(result, e);
     fleet_results_free(result, 1);
     return rc;
@@ -89,37 +93,28 @@ static enum sleep_state sleep_of(struct fleet_control *fc)
     return state;
 }
 
-/* Did it miss a wake, after which it may still sleep? */
-static bool may_sleep(const struct upstream_info *info)
-{
-    return have_has_missed(&info->have) && have_may_sleep(&info->have);
-}
-
 /* Refuses what cannot be resolved, or not now. */
 static int check_sleep(const struct upstream_info *info, enum sleep_state state, struct err *e)
 {
+    if (!info->fenced && !have_may_sleep(&info->have))
+        return 0;
     if (state == SLEEP_DROPPED)
         return err_set(
             e, ERR_CONFLICT, "",
             "the fleet is asleep and its weights were dropped (level 2): wake it and push "
             "a whole update, which includes this upstream");
-    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && may_sleep(info)))
+    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && have_may_sleep(&info->have)))
         return err_set(
             e, ERR_CONFLICT, "",
             "the fleet is asleep, in part or together with this upstream: wake all of it, "
             "then resync this upstream again");
-    if (may_sleep(info) && info->report.process[0] == '\0')
-        return err_set(
-            e, ERR_NEEDS_UPDATE, "",
-            "it was down when the fleet was woken and does not report its process: whether "
-            "it is still asleep is unknown; push a whole update");
     return 0;
 }
 
 static int request_one(struct fleet_control *fc, enum api_op op, struct upstream *upstream,
-                       struct err *e)
+                       const struct api_args *args, struct err *e)
 {
-    const struct fleet_target target = {.upstream = upstream};
+    const struct fleet_target target = {.upstream = upstream, .args = args};
     struct fleet_result *result = NULL;
     int rc = 0;
 
@@ -137,7 +132,10 @@ static int request_one(struct fleet_control *fc, enum api_op op, struct upstream
 static int wake_if_missed(struct fleet_control *fc, struct upstream *upstream,
                           const struct upstream_info *info, struct err *e)
 {
-    return may_sleep(info) ? request_one(fc, API_WAKE, upstream, e) : 0;
+    const struct api_args args = {.sleep = &info->to_wake};
+
+    return info->to_wake.weights || info->to_wake.kv ? request_one(fc, API_WAKE, upstream, &args, e)
+                                                     : 0;
 }
 
 static int sleep_if_missed(struct fleet_control *fc, struct upstream *upstream,
@@ -145,7 +143,7 @@ static int sleep_if_missed(struct fleet_control *fc, struct upstream *upstream,
 {
     if (!have_has_missed(&info->have) || state != SLEEP_ALL)
         return 0;
-    if (request_one(fc, API_SLEEP, upstream, e) != 0)
+    if (request_one(fc, API_SLEEP, upstream, NULL, e) != 0)
         return -1;
     fleet_confirm_quiesced(fleet_of(fc), upstream, info->incarnation);
     return 0;
@@ -172,8 +170,7 @@ static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream,
     if (refuse_if_paused(fc, e) != 0)
         return -1;
     fleet_info(fleet_of(fc), upstream, &info);
-    if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
-        (info.fenced && check_sleep(&info, state, e) != 0))
+    if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 || check_sleep(&info, state, e) != 0)
         return -1;
     fleet_gate_suspend(fc, upstream, true);
     if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0 ||

@@ -4,14 +4,26 @@
 #include "base/log.h"
 #include "fleet/calls/fleet_priv.h"
 
-static void fence_failed(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+/* It was not reached, and gets it later (fleet/want/fleet_gate.c). */
+static bool is_missed(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_UNSENT && !upstream_caps_of(result->upstream)->hides_pause;
+}
+
+/* An engine that refused is in another state than the others, if one of these did it. One that
+ * broke may have dropped its weights all the same; a baton says what it serves. */
+static void fence_failed(struct fleet_control *fc, const struct fleet_sleep_request *req,
+                         const struct fleet_result *results, size_t n, bool any_did)
 {
     for (size_t i = 0; i < n; i++)
-        if (!result_ok(&results[i]))
+        if (any_did ? !result_ok(&results[i]) && !is_missed(&results[i])
+                    : req->weights && req->level == 2 &&
+                          fleet_result_answer(&results[i]) == HAVE_BROKE &&
+                          !upstream_caps_of(results[i].upstream)->two_phase)
             fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
 }
 
-/* One that was down is in another state than the others when it is back, until a resync. */
+/* One that was down is in another state than the others when it is back. */
 static void note_asked(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
                        bool asleep)
 {
@@ -20,6 +32,15 @@ static void note_asked(struct fleet_control *fc, const struct fleet_target *targ
     for (size_t i = 0; i < n; i++)
         asked[i] = targets[i].upstream;
     fleet_slept(fleet_of(fc), asleep, asked, n);
+}
+
+/* As the fleet is, and these too. */
+static void want_sleep(struct fleet_control *fc, bool weights, bool kv)
+{
+    struct fleet_sleep sleep;
+
+    fleet_get_sleep(fc, &sleep);
+    fleet_want_sleep(fleet_of(fc), sleep.weights || weights, sleep.kv || kv);
 }
 
 static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
@@ -34,6 +55,27 @@ static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
     log_event(&r);
 }
 
+/* A second wake ends an engine that hides whether it sleeps: it is sent only what is not known to
+ * be awake, if that is not all. @of, @args  [n] */
+static void wake_once(struct fleet_control *fc, const struct api_sleep *asked,
+                      struct fleet_target *targets, size_t n, struct api_sleep *of,
+                      struct api_args *args)
+{
+    struct upstream_info info;
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        of[i] = (struct api_sleep){.weights = asked->weights &&
+                                              info.have.sleep.weights != SLEEP_AWAKE,
+                                   .kv = asked->kv && info.have.sleep.kv != SLEEP_AWAKE};
+        if (!upstream_caps_of(targets[i].upstream)->hides_pause ||
+            (of[i].weights == asked->weights && of[i].kv == asked->kv))
+            continue;
+        args[i] = (struct api_args){.sleep = &of[i]};
+        targets[i].args = &args[i];
+    }
+}
+
 static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *all,
                         const struct fleet_sleep_request *req, struct api_object *native,
                         struct fleet_result **results, size_t *n, struct err *e)
@@ -42,28 +84,36 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
     const struct api_args args = {.native = native, .sleep = &asked};
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
+    struct api_sleep of[FLEET_MAX];
+    struct api_args args_of[FLEET_MAX];
     size_t n_changed = 0;
     int rc;
 
     if (fleet_reachable_quorum(fc, all, &args, targets, n, e) != 0)
         return -1;
+    if (asleep)
+        want_sleep(fc, req->weights, req->kv);
+    else
+        wake_once(fc, &asked, targets, *n, of, args_of);
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
     rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
     if (rc != 0) {
+        want_sleep(fc, false, false);
         fleet_proof_release(fc, NULL);
         return -1;
     }
     for (size_t i = 0; i < *n; i++)
-        n_changed += (*results)[i].outcome == FLEET_OK || (*results)[i].outcome == FLEET_UNKNOWN;
+        n_changed += result_ok(&(*results)[i]) || (*results)[i].outcome == FLEET_UNKNOWN;
+    fence_failed(fc, req, *results, *n, n_changed > 0);
     if (n_changed > 0) {
-        fence_failed(fc, *results, *n);
         note_asked(fc, targets, *n, asleep);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
         if (asleep && !fleet_is_paused(fc)) /* as the engines do with what they have */
             (void)fleet_abort_queued(fleet_of(fc), true);
         log_sleep(req, n_changed);
     }
+    want_sleep(fc, false, false);
     fleet_proof_release(fc, NULL); /* fleet_set_sleep keeps canaries away from now on */
     return fleet_results_done(*results, *n, e) ? 0 : -1;
 }

@@ -161,11 +161,11 @@ int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char
     return take(fc, &(struct lock_request){FLEET_LOCK_STEP, operation, x, FLEET_OP_WAIT_US}, e);
 }
 
-bool fleet_step_lock_if_free(struct fleet_control *fc, const char *operation)
+bool fleet_lock_if_free(struct fleet_control *fc, enum fleet_lock_kind kind, const char *operation)
 {
     struct err busy = {0};
 
-    return take(fc, &(struct lock_request){FLEET_LOCK_STEP, operation, NULL, 0}, &busy) == 0;
+    return take(fc, &(struct lock_request){kind, operation, NULL, 0}, &busy) == 0;
 }
 
 void fleet_op_unlock(struct fleet_control *fc)

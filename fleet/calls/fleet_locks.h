@@ -71,9 +71,10 @@ int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char
                     struct err *e);
 void fleet_op_unlock(struct fleet_control *fc); /* of either */
 
-/* fleet_step_lock_if_free - fleet_step_lock for work that can be done later. Blocks: no. Returns:
- * false: it is not free. */
-bool fleet_step_lock_if_free(struct fleet_control *fc, const char *operation);
+/* fleet_lock_if_free - take the operation lock for work that can be done later:
+ * FLEET_LOCK_OPERATION or FLEET_LOCK_STEP, as fleet_op_lock or fleet_step_lock. Blocks: no.
+ * Returns: was it free? */
+bool fleet_lock_if_free(struct fleet_control *fc, enum fleet_lock_kind kind, const char *operation);
 
 /* fleet_abort_lock - wait until no step of an update and no other abort is under way; take the
  * abort lock, for the trainer. A step that has sent no tensors does not wait for engines meanwhile.

@@ -33,9 +33,9 @@ struct fleet_quiesce {
     uint64_t order;               /* of the last decision; grows with each */
 };
 
-/* The pause and resume of one engine (fleet/want/fleet_gate.c). */
+/* The pause, the resume, the sleep and the wake of one engine (fleet/want/fleet_gate.c). */
 struct fleet_gate {
-    struct retry retry;
+    struct retry retry, sleep_retry;
     bool suspended; /* it must run for a resync */
     bool for_fence; /* it was paused because it is fenced, which was logged */
     bool told;      /* its last request failed, which was logged */
@@ -160,9 +160,11 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstr
  */
 bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream *upstream);
 
-/* fleet_gate_watch - from now on pause and resume engines that are not as the others are, or that
- * are fenced (--pause-fenced). Before upstreams_start, or later. Repeating is harmless.
- * fleet_gate_drive - that, once. Blocks: for the pause lock, then up to three times 2 s.
+/* fleet_gate_watch - from now on pause, resume, wake and put to sleep engines that are not as the
+ * others are, and pause those that are fenced (--pause-fenced). Before upstreams_start, or later.
+ * Repeating is harmless.
+ * fleet_gate_drive - that, once. Blocks: for the pause lock, then up to three times 2 s, and twice
+ * FLEET_STEP_US.
  * No lock held. */
 void fleet_gate_init(struct fleet_control *fc); /* part of fleet_control_new */
 void fleet_gate_watch(struct fleet_control *fc);

@@ -15,12 +15,15 @@
  *                 its version is not known
  *   auth failed   it rejects our key
  *   adapters      it lacks adapters of the fleet, or its caches may hold entries of other weights
+ *   asleep        it may be, while the others are awake
+ *   not resumed   it failed to, and may still be paused: until it is
  *   missed pause  the other engines are quiesced (by a pause or a sleep), and this one may not be;
  *                 until the others resume
  *   fenced        an update of it failed, or an earlier server left one unfinished: until the next
- *                 update that succeeds there. Or it was unreachable when the others were put to
- *                 sleep or woken: until an update or a resync. A baton whose update failed at the
- *                 very end is fenced until it reports that update (fleet_expect_update)
+ *                 update that succeeds there. Or it hides whether it sleeps, and was unreachable
+ *                 when the others were put to sleep or woken: until an update or a resync. A baton
+ *                 whose update failed at the very end is fenced until it reports that update
+ *                 (fleet_expect_update)
  *   removed       the configuration does not name it any more; requests that run there may finish
  *
  * Permits are counted for each engine and queue (generate, text); there is one queue of waiting
@@ -211,9 +214,18 @@ void fleet_confirm_quiesced(struct fleet *f, struct upstream *upstream, uint64_t
  * reply whose request was sent under another number may be outdated. */
 uint64_t fleet_weights_epoch(struct fleet *f);
 
-/* fleet_slept - the engines in `asked` were put to sleep, or woken, by requests (fleet_answer).
- * Those that were not reached are fenced until fleet_resync or an update, unless they are fenced
- * already; of removed ones those that sleep, and do not report it.
+/* fleet_want_sleep - what of all engines is to sleep: before they are asked to sleep, and after
+ * they were asked to wake. One that may sleep otherwise is out of rotation. */
+void fleet_want_sleep(struct fleet *f, bool weights, bool kv);
+
+/* fleet_found_awake - as have_found_awake.
+ * @change  have.change of upstream_info, when it was asked */
+void fleet_found_awake(struct fleet *f, struct upstream *upstream, uint64_t change);
+
+/* fleet_slept - the engines in `asked` were put to sleep, or woken, by requests (fleet_answer). The
+ * others get that when they answer (fleet/want/fleet_gate.c); but those that hide whether they
+ * sleep are fenced until fleet_resync or an update, unless they are fenced already, and of removed
+ * ones those that may sleep.
  * @asked  [n] */
 void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *asked, size_t n);
 
@@ -456,6 +468,10 @@ struct upstream_info {
     bool alive; /* it answers, and accepts our key for probes */
     bool synced, fenced, removed;
     bool request_auth_failed; /* fleet_auth_failed with FLEET_AUTH_REQUEST */
+    bool in_step;             /* synced, not fenced, and as awake and running as the others */
+    bool may_sleep;           /* while the others are awake */
+    bool needs_token;         /* which alone would show that it does not */
+    struct api_sleep to_wake; /* what of it can be woken */
     struct engine_have have;
     bool stale_caches;    /* they may hold entries of other weights */
     uint64_t incarnation; /* counts its processes, as far as known; never the same again */

@@ -49,13 +49,21 @@ void fleet_fence_served(struct fleet *f, struct upstream *u, uint64_t incarnatio
     fleet_change_end(f);
 }
 
-/* Of removed ones, which are not asked, it counts only if they sleep and hide it: they may be added
- * again. */
+/* Of removed ones, which are not asked, it counts only if they may sleep: they may be added again.
+ */
 static bool counts_as_missed(const struct upstream *u, bool asleep)
 {
     if (!upstream_is_removed(u))
         return true;
-    return !asleep && upstream_caps_of(u)->hides_pause && have_is_asleep(&u->have);
+    return !asleep && have_may_sleep(&u->have);
+}
+
+void fleet_want_sleep(struct fleet *f, bool weights, bool kv)
+{
+    fleet_change_begin(f);
+    f->asleep.weights = weights;
+    f->asleep.kv = kv;
+    fleet_change_end(f);
 }
 
 void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *asked, size_t n)
@@ -65,12 +73,10 @@ void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *ask
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];
 
-        if (!fleet_is_among(asked, n, u) && counts_as_missed(u, asleep))
+        if (!fleet_is_among(asked, n, u) && fleet_hides_sleep(u) && counts_as_missed(u, asleep))
             have_missed_sleep(&u->have, asleep);
-        else if (!asleep && u->have.sleep.weights != SLEEP_AWAKE) /* it failed to wake */
+        else if (!asleep && !upstream_is_removed(u)) /* or failed to wake */
             have_missed_wake(&u->have);
-        else if (fleet_is_among(asked, n, u) && have_is_asleep(&u->have) == asleep)
-            u->have.sleep.with_others = asleep;
     }
     fleet_change_end(f);
 }

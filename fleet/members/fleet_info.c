@@ -79,6 +79,10 @@ void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
     mtx_lock(&f->lock);
     *out = (struct upstream_info){.alive = fleet_is_alive(u) && !u->key_rejected[FLEET_AUTH_PROBE],
                                   .synced = fleet_is_synced(f, u),
+                                  .in_step = !fleet_is_out(u, OUT_WRONG_WEIGHTS | OUT_STANDS_STILL),
+                                  .may_sleep = fleet_may_sleep(f, u),
+                                  .needs_token = fleet_needs_token(f, u),
+                                  .to_wake = fleet_to_wake(f, u),
                                   .have = u->have,
                                   .stale_caches = fleet_has_stale_caches(u),
                                   .incarnation = u->incarnation,

@@ -38,6 +38,7 @@ struct probe {
     uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
     unsigned n_probes, generation_probes_change;
     bool no_token; /* the last generation probe failed */
+    bool awakes;   /* the probe is for fleet_found_awake */
 };
 
 /* How an engine gets one of the things that it needs. */
@@ -134,7 +135,10 @@ struct fleet {
     unsigned n_idle_waits;
     bool decided, updating, quiesced, closed;
     bool switching, switched; /* since fleet_begin_switch, fleet_switch_version; until its end */
-    bool woken;               /* the engines were; one that joins may have missed it */
+    struct {
+        bool weights, kv;
+    } asleep;   /* what is to be: fleet_want_sleep */
+    bool woken; /* the engines were; one that joins may have missed it */
     struct fleet_adapters adapters;
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
@@ -224,6 +228,26 @@ static inline bool fleet_has_needs(const struct upstream *u)
 {
     return !fleet_has_stale_caches(u) && u->n_block == 0;
 }
+
+/* fleet_may_sleep - may it, wholly or in part, while the others are awake? */
+static inline bool fleet_may_sleep(const struct fleet *f, const struct upstream *u)
+{
+    return (!f->asleep.weights && sleep_is_doubted(u->have.sleep.weights)) ||
+           (!f->asleep.kv && sleep_is_doubted(u->have.sleep.kv));
+}
+
+/* fleet_hides_sleep - does no query say whether it sleeps? */
+static inline bool fleet_hides_sleep(const struct upstream *u)
+{
+    return upstream_config(u) != NULL && upstream_caps_of(u)->hides_pause;
+}
+
+/* fleet_to_wake - what of it sleeps while the others are awake, and can be woken. A second wake
+ * might end an engine that hides whether it sleeps: of one it is what is known to.
+ * fleet_needs_token - may it sleep, and would only a token show that it does not? Not if it is
+ * known to: the token might end it. */
+struct api_sleep fleet_to_wake(const struct fleet *f, const struct upstream *u);
+bool fleet_needs_token(const struct fleet *f, const struct upstream *u);
 
 /* fleet_has_missed_pause - are the others quiesced, and it may not be? */
 static inline bool fleet_has_missed_pause(const struct upstream *u)

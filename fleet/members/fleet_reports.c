@@ -200,6 +200,13 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     fleet_change_end(f);
 }
 
+void fleet_found_awake(struct fleet *f, struct upstream *u, uint64_t change)
+{
+    fleet_change_begin(f);
+    have_found_awake(&u->have, change);
+    fleet_change_end(f);
+}
+
 void fleet_released(struct fleet *f, struct upstream *u)
 {
 

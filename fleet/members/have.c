@@ -36,6 +36,10 @@ void have_reset(struct engine_have *have, bool certain)
     if (certain)
         have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
                                                                        : SLEEP_AWAKE;
+    if (have->sleep.weights == SLEEP_ASLEEP)
+        have->sleep.weights = SLEEP_UNKNOWN;
+    if (have->sleep.kv == SLEEP_ASLEEP)
+        have->sleep.kv = SLEEP_UNKNOWN;
     have->weights.state = WEIGHTS_OTHER;
     have->weights.fault_is_older = true;
     have->weights.earlier_name = false;
@@ -93,7 +97,8 @@ void have_doubt(struct engine_have *have, enum api_op op, const struct api_args 
     switch (op) {
     case API_PAUSE:
     case API_RESUME:
-        have->gate = GATE_UNKNOWN;
+        if (op == API_PAUSE || have->gate != GATE_NOT_RESUMED) /* it stays so until one succeeds */
+            have->gate = GATE_UNKNOWN;
         begin_call(have, &have->gate_calls);
         break;
     case API_SLEEP:
@@ -117,14 +122,31 @@ void have_doubt(struct engine_have *have, enum api_op op, const struct api_args 
 
 /* answers */
 
-/* Does the answer say how the process is now? */
-static bool end_call(struct engine_have *have, struct have_calls *calls, enum have_answer answer,
-                     bool same)
+/* Is the answer of the process that is there now, and of the only request? */
+static bool end_call(struct engine_have *have, struct have_calls *calls, bool same)
 {
     assert(calls->n > 0);
     calls->n--;
     have->change++;
-    return same && !calls->overlap && answer != HAVE_LOST;
+    return same && !calls->overlap;
+}
+
+static bool is_known(enum have_answer answer)
+{
+    return answer == HAVE_GOOD || answer == HAVE_REFUSED;
+}
+
+/* One that refused a resume is as it was before, and paused if it was. */
+static enum gate_fact gate_answered(const struct engine_have *have, enum api_op op,
+                                    enum gate_fact before, enum have_answer answer)
+{
+    bool runs = before == GATE_NOT_OURS || before == GATE_RUNNING;
+
+    if (op == API_RESUME && !(answer == HAVE_REFUSED && runs))
+        return answer == HAVE_GOOD ? GATE_RUNNING : GATE_NOT_RESUMED;
+    if (!is_known(answer))
+        return have->gate;
+    return answer == HAVE_GOOD ? GATE_PAUSED : before;
 }
 
 static enum sleep_fact sleep_answered(enum api_op op, enum sleep_fact before,
@@ -183,17 +205,15 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
     switch (op) {
     case API_PAUSE:
     case API_RESUME:
-        if (!end_call(have, &have->gate_calls, answer, same) || answer == HAVE_BROKE)
+        if (!end_call(have, &have->gate_calls, same))
             break;
-        have->gate = answer == HAVE_REFUSED ? before->gate
-                     : op == API_PAUSE      ? GATE_PAUSED
-                                            : GATE_RUNNING;
+        have->gate = gate_answered(have, op, before->gate, answer);
         if (have->gate == GATE_RUNNING && answer == HAVE_GOOD)
             have->gate_calls.asked = false; /* a process that was started since runs too */
         break;
     case API_SLEEP:
     case API_WAKE:
-        if (end_call(have, &have->sleep_calls, answer, same))
+        if (end_call(have, &have->sleep_calls, same) && is_known(answer))
             answer_sleep(have, op, args, before, answer);
         if (answer == HAVE_GOOD && drops_weights(op, args)) /* whichever process answered */
             have_fault(have, FAULT_DROPPED);
@@ -224,6 +244,12 @@ void have_missed_wake(struct engine_have *have)
         have->sleep.weights = SLEEP_UNKNOWN;
     if (have->sleep.kv == SLEEP_NOT_OURS)
         have->sleep.kv = SLEEP_UNKNOWN;
+}
+
+void have_found_awake(struct engine_have *have, uint64_t change)
+{
+    if (have->change == change)
+        have->sleep.weights = have->sleep.kv = SLEEP_AWAKE;
 }
 
 void have_missed_sleep(struct engine_have *have, bool asleep)

@@ -21,6 +21,7 @@ enum gate_fact {
     GATE_UNKNOWN,
     GATE_NOT_OURS, /* this server has neither paused nor resumed it */
     GATE_RUNNING,
+    GATE_NOT_RESUMED, /* it was paused, or may have been, and its last resume failed */
     GATE_PAUSED
 };
 
@@ -86,7 +87,6 @@ struct engine_have {
     enum own_fact own;
     struct {
         enum sleep_fact weights, kv;
-        bool with_others; /* it was put to sleep with all engines, not by a resync */
     } sleep;
     struct {
         enum weights_fact state;
@@ -105,7 +105,7 @@ struct engine_have {
 
 enum have_answer {
     HAVE_LOST,    /* none came: it was executed, or not, or it will be */
-    HAVE_BROKE,   /* an error of its own (5xx): a pause and an update may have been executed */
+    HAVE_BROKE,   /* an error of its own (5xx): it may have been executed */
     HAVE_REFUSED, /* not executed, or not sent */
     HAVE_GOOD
 };
@@ -150,6 +150,10 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
 void have_missed_sleep(struct engine_have *have, bool asleep);
 void have_missed_wake(struct engine_have *have);
 
+/* have_found_awake - it made a token, or has no route to be put to sleep: so it is awake, unless it
+ * was asked to sleep or to wake since. @change  when it was asked for that */
+void have_found_awake(struct engine_have *have, uint64_t change);
+
 /* have_version - it was given the fleet's version of this serial, or is declared to have it. */
 void have_version(struct engine_have *have, uint64_t serial);
 
@@ -161,10 +165,11 @@ static inline bool sleep_is_doubted(enum sleep_fact fact)
     return fact == SLEEP_UNKNOWN || fact == SLEEP_ASLEEP;
 }
 
-/* have_may_be_paused - by this server: it is, or a pause or a resume has no answer yet. */
+/* have_may_be_paused - by this server: it is, or a pause or a resume has no answer yet, or failed.
+ */
 static inline bool have_may_be_paused(const struct engine_have *have)
 {
-    return have->gate == GATE_PAUSED || have->gate == GATE_UNKNOWN;
+    return have->gate != GATE_NOT_OURS && have->gate != GATE_RUNNING;
 }
 
 /* have_is_asleep, have_may_sleep - wholly or in part. have_has_missed - a sleep or a wake, since

@@ -54,16 +54,20 @@ static bool change_since(const struct probe *p)
 }
 
 /* A generation probe that was sent before a pause began may fail because of the pause: ignore it.
- */
+ * One that fails at an engine that may sleep says nothing either. */
 static void on_token(struct probe *p, const struct upstream_reply *a)
 {
     struct prober *prober = p->prober;
 
     if (change_since(p))
         return;
-    p->no_token = !is_alive(a);
+    p->no_token = !p->awakes && !is_alive(a);
     if (api_is_auth_error(a->status))
         auth_failed(p, FLEET_AUTH_REQUEST, a);
+    else if (p->awakes && a->good)
+        fleet_found_awake(prober->cfg.fleet, p->upstream, p->have_change);
+    else if (p->awakes)
+        return;
     else if (p->no_token)
         fleet_request_failed(prober->cfg.fleet, p->upstream, a->unreachable, &a->why);
     else
@@ -168,25 +172,30 @@ static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
  * the last probe. After a failed one only generation probes follow until one succeeds, so that
  * FLEET_FAILURES_DOWN in a row can happen, for a baton in turn with status probes; but not for an
  * engine that could not serve, which may be paused. An engine that rejects our key for requests
- * gets them in turn with status probes: nothing else would show that it accepts the key again. */
+ * gets them in turn with status probes: nothing else would show that it accepts the key again. So
+ * does one that may sleep. */
 static enum api_query next_query(struct probe *p)
 {
     struct prober *prober = p->prober;
     unsigned every = prober->cfg.generation_probe_every;
     struct upstream_info info;
-    bool idle, serves, may;
+    bool idle, serves, may, may_ask;
 
     fleet_info(prober->cfg.fleet, p->upstream, &info);
     idle = info.n_granted == p->n_granted && info.n_outstanding[FLEET_GENERATE] == 0;
     p->n_granted = info.n_granted;
     p->have_change = info.have.change;
     p->n_probes++;
-    serves = info.synced && !info.fenced && info.report.not_ready[0] == '\0' &&
-             info.report.held == NULL;
+    serves = info.in_step && info.report.not_ready[0] == '\0' && info.report.held == NULL;
     if (!serves)
         p->no_token = false;
-    may = every > 0 && serves &&
-          atomic_load_explicit(&prober->generation_probes, memory_order_relaxed);
+    may_ask = atomic_load_explicit(&prober->generation_probes, memory_order_relaxed);
+    p->awakes = may_ask && p->query != API_GENERATE_TOKEN && info.needs_token && info.alive &&
+                !info.removed && info.report.not_ready[0] == '\0' &&
+                !have_may_be_paused(&info.have);
+    if (p->awakes)
+        return API_GENERATE_TOKEN;
+    may = every > 0 && serves && may_ask;
     if (may && ((p->no_token && !(is_asked_in_turn(p) && p->query == API_GENERATE_TOKEN)) ||
                 (info.request_auth_failed && p->query != API_GENERATE_TOKEN) ||
                 (idle && info.alive && p->n_probes % every == 0)))

@@ -19,6 +19,20 @@ const char *fleet_remedy_or_resync(const struct fleet *f)
                            "that version";
 }
 
+struct api_sleep fleet_to_wake(const struct fleet *f, const struct upstream *u)
+{
+    bool any = fleet_may_sleep(f, u), hides = fleet_hides_sleep(u);
+
+    return (struct api_sleep){
+        .weights = !f->asleep.weights && (hides ? u->have.sleep.weights == SLEEP_ASLEEP : any),
+        .kv = !f->asleep.kv && (hides ? u->have.sleep.kv == SLEEP_ASLEEP : any)};
+}
+
+bool fleet_needs_token(const struct fleet *f, const struct upstream *u)
+{
+    return fleet_may_sleep(f, u) && fleet_hides_sleep(u) && !have_is_asleep(&u->have);
+}
+
 static void describe_dropped(const struct fleet *f, const struct upstream *u, struct err *out)
 {
     (void)f;
@@ -26,23 +40,38 @@ static void describe_dropped(const struct fleet *f, const struct upstream *u, st
     (void)err_set(out, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
 }
 
-/* Of one that does not name its process, nothing tells whether it was restarted since. */
 static void describe_missed_sleep(const struct fleet *f, const struct upstream *u, struct err *out)
 {
     bool asleep = u->have.weights.fault == FAULT_SLEEP_MISSED;
 
-    if (!asleep && have_is_asleep(&u->have) && u->have.sleep.with_others &&
-        u->report.process[0] == '\0')
+    (void)err_set(out, ERR_UNSYNCED, "",
+                  "it was not reachable when the fleet was %s: once it answers again, %s",
+                  asleep ? "put to sleep" : "woken",
+                  f->cfg.staged ? fleet_remedy(f)
+                                : "resync it (/v1/upstreams/resync) or push a whole update");
+}
+
+/* If it sleeps, the token ends it; but then only a restart helps anyway. */
+static void describe_asleep(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    struct api_sleep to_wake = fleet_to_wake(f, u);
+
+    if (to_wake.weights || to_wake.kv)
         (void)err_set(out, ERR_UNSYNCED, "",
-                      "it was put to sleep, and was not here when the fleet was woken: restart "
-                      "it, then %s",
-                      fleet_remedy(f));
+                      "it may be asleep while the fleet is awake: it is woken, and serves once "
+                      "that has succeeded");
     else
         (void)err_set(out, ERR_UNSYNCED, "",
-                      "it was not reachable when the fleet was %s: once it answers again, %s",
-                      asleep ? "put to sleep" : "woken",
-                      f->cfg.staged ? fleet_remedy(f)
-                                    : "resync it (/v1/upstreams/resync) or push a whole update");
+                      "it may be asleep while the fleet is awake: it is asked for a token, which "
+                      "shows that it is awake; restart it if it makes none");
+}
+
+static void describe_not_resumed(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    (void)f;
+    (void)u;
+    (void)err_set(out, ERR_UNSYNCED, "",
+                  "it failed to resume, and is asked again: it serves once it has resumed");
 }
 
 static void describe_pause(const struct fleet *f, const struct upstream *u, struct err *out)
@@ -116,6 +145,8 @@ unsigned reasons_derive(const struct fleet *f, const struct upstream *u)
         [REASON_AUTH_REQUEST] = u->key_rejected[FLEET_AUTH_REQUEST],
         [REASON_NEVER_REACHED] = !u->down && u->probe_ok_us == 0,
         [REASON_DOWN] = u->down,
+        [REASON_ASLEEP] = fleet_may_sleep(f, u),
+        [REASON_NOT_RESUMED] = u->have.gate == GATE_NOT_RESUMED,
         [REASON_OTHER_WEIGHTS] = !fleet_is_synced(f, u),
         [REASON_PAUSE_MISSED] = fleet_has_missed_pause(u),
         [REASON_PROBES_FAIL] = u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX,
@@ -142,6 +173,8 @@ static const struct {
     [REASON_AUTH_REQUEST] = {UPSTREAM_AUTH_FAILED, NULL},
     [REASON_NEVER_REACHED] = {UPSTREAM_JOINING, NULL},
     [REASON_DOWN] = {UPSTREAM_DOWN, NULL},
+    [REASON_ASLEEP] = {UPSTREAM_UNSYNCED, describe_asleep},
+    [REASON_NOT_RESUMED] = {UPSTREAM_UNSYNCED, describe_not_resumed},
     [REASON_OTHER_WEIGHTS] = {UPSTREAM_UNSYNCED, NULL},
     [REASON_PAUSE_MISSED] = {UPSTREAM_UNSYNCED, describe_pause},
     [REASON_PROBES_FAIL] = {UPSTREAM_UNSYNCED, NULL},

@@ -14,9 +14,9 @@
 enum upstream_state {
     UPSTREAM_JOINING, /* it has not answered yet */
     UPSTREAM_SERVING,
-    UPSTREAM_NOT_READY,   /* it reports that it cannot serve */
-    UPSTREAM_UNSYNCED,    /* its weights, adapters or pause differ from those of the others */
-    UPSTREAM_DOWN,        /* it does not answer any more */
+    UPSTREAM_NOT_READY, /* it reports that it cannot serve */
+    UPSTREAM_UNSYNCED,  /* its weights, adapters, pause or sleep differ from those of the others */
+    UPSTREAM_DOWN,      /* it does not answer any more */
     UPSTREAM_AUTH_FAILED, /* it rejects our key */
     UPSTREAM_FENCED,      /* only an update or a resync ends this */
     UPSTREAM_REMOVED,     /* not configured any more; requests that run there may finish */
@@ -28,11 +28,13 @@ enum upstream_reason {
     REASON_REMOVED,
     REASON_BROKEN,        /* a change of its weights failed, or they were found wrong */
     REASON_DROPPED,       /* its weights were */
-    REASON_SLEEP_MISSED,  /* or a wake: the others were put to sleep or woken without it */
+    REASON_SLEEP_MISSED,  /* or a wake, by one that hides whether it sleeps */
     REASON_AUTH_PROBE,    /* it rejects our key for probes */
     REASON_AUTH_REQUEST,  /* ... for requests of clients */
     REASON_NEVER_REACHED, /* it has not answered since it was added */
     REASON_DOWN,
+    REASON_ASLEEP,        /* it may be, and the others are awake */
+    REASON_NOT_RESUMED,   /* the others were, and it may still be paused */
     REASON_OTHER_WEIGHTS, /* not the fleet's version, or not known */
     REASON_PAUSE_MISSED,  /* the others are quiesced, and it may not be */
     REASON_PROBES_FAIL,   /* too many status probes in a row have failed */
@@ -48,6 +50,7 @@ enum upstream_reason {
 #define OUT_AUTH          (REASON_BIT(REASON_AUTH_PROBE) | REASON_BIT(REASON_AUTH_REQUEST))
 #define OUT_UNREACHABLE   (REASON_BIT(REASON_NEVER_REACHED) | REASON_BIT(REASON_DOWN))
 #define OUT_WRONG_WEIGHTS (OUT_FENCES | REASON_BIT(REASON_OTHER_WEIGHTS))
+#define OUT_STANDS_STILL  (REASON_BIT(REASON_ASLEEP) | REASON_BIT(REASON_NOT_RESUMED))
 #define OUT_UNRELIABLE    (OUT_UNREACHABLE | OUT_WRONG_WEIGHTS) /* replies may be wrong */
 
 struct fleet;

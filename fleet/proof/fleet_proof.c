@@ -147,7 +147,7 @@ static bool is_same_process(const struct fleet_prover *p, const struct upstream_
 
 static bool serves(const struct upstream_info *info)
 {
-    return info->alive && info->synced && !info->fenced;
+    return info->alive && info->in_step;
 }
 
 /* May it generate now? A reset of its caches that is to come, or under way, would preempt a canary.

@@ -53,7 +53,7 @@ static bool may_be_asked(struct fleet_control *fc, struct upstream *upstream)
 
     fleet_info(fleet_of(fc), upstream, &info);
     return !upstream_is_removed(upstream) && !upstream_caps_of(upstream)->two_phase && info.alive &&
-           info.synced && !info.fenced;
+           info.in_step;
 }
 
 static int refuse_one(struct upstream *upstream, struct err *e)

@@ -109,7 +109,8 @@ void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const s
 void part_set_in_doubt(struct fleet_part *p, const struct err *why);
 
 /* part_is_unchanged - does it serve what it served before the update?
- * part_has_finished - does it serve the new version, and still take part?
+ * part_has_finished - does it have the new version, and still take part?
+ * part_serves - and was its resume not refused or lost?
  * part_reports - has it reported this version, and was not given another one since?
  * part_needs_start - has it to be told to start and to finish an update, as far as is known? */
 static inline bool part_is_unchanged(const struct fleet_part *p)
@@ -120,6 +121,11 @@ static inline bool part_is_unchanged(const struct fleet_part *p)
 static inline bool part_has_finished(const struct fleet_part *p)
 {
     return p->weights == PART_NEW && !p->out;
+}
+
+static inline bool part_serves(const struct fleet_part *p)
+{
+    return part_has_finished(p) && (p->outcome == FLEET_OK || p->outcome == FLEET_SKIPPED);
 }
 
 static inline bool part_reports(const struct fleet_part *p, const char *label)

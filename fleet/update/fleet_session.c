@@ -133,8 +133,10 @@ void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, 
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        n += !p->out && !p->removed;
-        if (!p->out || p->removed || p->why.code == ERR_NONE)
+        bool failed = p->out || (part_has_finished(p) && !part_serves(p));
+
+        n += !failed && !p->removed;
+        if (!failed || p->removed || p->why.code == ERR_NONE)
             continue;
         if (cause == NULL || (p->outcome == FLEET_REFUSED && cause->outcome != FLEET_REFUSED))
             cause = p;

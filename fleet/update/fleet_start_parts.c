@@ -4,20 +4,18 @@
  * update: what was learned earlier may have been about another process. */
 #include "fleet/update/fleet_update_priv.h"
 
+/* What of each part sleeps while the fleet is awake, and can be woken. */
 struct wake {
-    struct fleet *fleet;
-    bool kv; /* the KV caches of the others are awake */
+    const struct fleet_session *s;
+    struct api_sleep of[FLEET_MAX];
 };
 
-static bool may_be_asleep(const struct fleet_part *p, const void *arg)
+static bool is_woken(const struct fleet_part *p, const void *arg)
 {
     const struct wake *w = arg;
-    struct upstream_info info;
+    const struct api_sleep *of = &w->of[p - w->s->parts];
 
-    fleet_info(w->fleet, p->upstream, &info);
-    return !p->out && upstream_caps_of(p->upstream)->wakes_twice &&
-           (sleep_is_doubted(info.have.sleep.weights) ||
-            (w->kv && sleep_is_doubted(info.have.sleep.kv)));
+    return !p->out && !p->two_phase && (of->weights || of->kv);
 }
 
 /* One without a route to wake it was not put to sleep by one either. */
@@ -28,27 +26,56 @@ static void on_woken(struct fleet_part *p, struct fleet_result *result, void *ar
         part_drop_failed(p, result);
 }
 
-/* A vLLM that gets the name of what is awake wakes nothing. */
+/* One that is fenced and was left paused makes no token; if it sleeps, tensors end it, and then it
+ * is restarted. */
+static bool takes_no_tensors(const struct upstream_info *info)
+{
+    bool stuck = info->fenced && have_may_be_paused(&info->have);
+
+    return info->may_sleep && (have_is_asleep(&info->have) || (info->needs_token && !stuck));
+}
+
+/* Tensors would end one that sleeps, and so might a second wake one that does not. */
+static void drop_sleeping(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct upstream_info info;
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_CONFLICT, "",
+                  "it may be asleep while the fleet is awake, and tensors would end it: it takes "
+                  "part once it is woken or has made a token; restart it if it makes none");
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
+        if (!s->parts[i].out && !s->parts[i].two_phase && takes_no_tensors(&info))
+            part_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
+    }
+    mtx_unlock(&fc->lock);
+}
+
 int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fleet_sleep sleep;
-    struct wake w = {.fleet = fleet_of(fc)};
-    struct fanout f = {.op = API_WAKE,
-                       .timeout_us = FLEET_SLEEP_US,
-                       .select = may_be_asleep,
-                       .on_result = on_woken,
-                       .arg = &w,
-                       .before_bytes = true,
-                       .patient = true};
-    const struct api_args args = {.sleep = &(struct api_sleep){.weights = true}};
+    struct wake w = {.s = s};
+    struct api_args args[FLEET_MAX] = {0};
+    const struct fanout f = {.op = API_WAKE,
+                             .of = args,
+                             .timeout_us = FLEET_SLEEP_US,
+                             .select = is_woken,
+                             .on_result = on_woken,
+                             .arg = &w,
+                             .before_bytes = true,
+                             .patient = true};
+    struct upstream_info info;
 
-    fleet_get_sleep(fc, &sleep);
-    if (sleep.weights) /* as they all are */
-        return 0;
-    if (sleep.kv)
-        f.args = &args;
-    w.kv = !sleep.kv;
-    return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
+    for (size_t i = 0; i < s->n_parts; i++) {
+        fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
+        w.of[i] = info.to_wake;
+        args[i].sleep = &w.of[i];
+    }
+    if (fanout_apply(fc, s, &f, e) < 0)
+        return -1;
+    drop_sleeping(fc, s);
+    return 0;
 }
 
 struct start_filter {

@@ -187,7 +187,7 @@ static bool may_have_missed_pause(const struct fleet_part *p, const void *arg)
  * resumed with the others. */
 static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fanout f = {.select = may_have_missed_pause, .fence_failed = true};
+    struct fanout f = {.select = may_have_missed_pause};
     struct api_pause asked;
     const struct api_args args = {.pause = &asked};
     struct pause pause;
@@ -196,7 +196,9 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
     pause = fc->pause;
     mtx_unlock(&fc->lock);
     asked = (struct api_pause){.mode = pause.mode, .reject = pause.reject};
+    f.fence_failed = pause_is_held(&pause);
     f.op = pause_is_held(&pause) ? API_PAUSE : API_RESUME;
+    f.on_result = pause_is_held(&pause) ? NULL : fleet_on_resumed;
     f.args = pause_is_held(&pause) ? &args : NULL;
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
@@ -218,8 +220,9 @@ static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struc
     return rc;
 }
 
-/* Fewer than --min-ready engines finished. Those that did serve the new version; batons that have
- * committed it, and not handed it over, serve it later. With them there may be enough. */
+/* Fewer than --min-ready engines finished and run. Those that do serve the new version; batons that
+ * have committed it, and not handed it over, and those that failed to resume, serve it later. With
+ * them there may be enough. */
 static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struct err *e)
 {
     struct err cause = {0};
@@ -227,8 +230,8 @@ static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struc
     fleet_session_cause_error(s, min_ready, &cause);
     if (fleet_session_n_finished(s, true) >= min_ready)
         return err_set(e, ERR_NOT_HANDED_OVER, "",
-                       "the version is committed, and upstreams hand it over to their engines "
-                       "again by themselves (do not send it again): %.330s",
+                       "the version is committed, and upstreams that do not serve it yet get there "
+                       "by themselves (do not send it again): %.330s",
                        cause.msg);
     *e = cause;
     if (e->code != ERR_UPSTREAM_TIMEOUT)

@@ -44,13 +44,17 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
                            const struct err *why);
 
+/* fleet_on_resumed - of a fanout: one that has the new version keeps it if its resume fails. It is
+ * out of rotation, and is asked again (fleet/want/fleet_gate.c). */
+void fleet_on_resumed(struct fleet_part *p, struct fleet_result *result, void *arg);
+
 /* part_drop_failed - drop a part if its request failed. The caller holds the lock. */
 void part_drop_failed(struct fleet_part *p, const struct fleet_result *result);
 
 /* fleet_wake_parts - wake engines that may have missed the last wake, since tensors that come while
- * the weights are asleep make them crash, and drop those that refuse. Not an SGLang: it crashes by
- * a second wake. The caller owns the operation lock. Blocks: up to FLEET_SLEEP_US. Errors:
- * fleet_request's; ERR_NO_MEMORY. */
+ * the weights are asleep make them crash, and drop those that refuse. An SGLang, which a second
+ * wake ends, is woken if it is known to sleep, and dropped if it may. The caller owns the operation
+ * lock. Blocks: up to FLEET_SLEEP_US. Errors: fleet_request's; ERR_NO_MEMORY. */
 int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
 /* fleet_drain_parts - wait until the engines that are about to be paused run none of the generate
@@ -140,8 +144,8 @@ void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, boo
  * fleet_switch_confirm - the engine has the new version, unless it did not finish, is out, or was
  *     restarted: from now on it gets requests.
  * fleet_switch_end - the rest. Returns: how many serve the version.
- * fleet_session_n_finished - the same, without those that have it and were not resumed, which are
- *     fenced, and without removed ones. @committed  with batons that will serve it later */
+ * fleet_session_n_finished - the same, without removed ones. @committed  with those that will serve
+ *     it later: when they are resumed, and batons */
 void fleet_switch_begin(struct fleet_control *fc, struct fleet_session *s);
 void fleet_switch_now(struct fleet_control *fc, struct fleet_session *s);
 void fleet_switch_confirm(struct fleet_control *fc, struct fleet_session *s, struct fleet_part *p);

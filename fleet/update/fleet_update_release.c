@@ -37,12 +37,12 @@ static bool is_finished_paused(const struct fleet_part *p, const void *arg)
     return part_has_finished(p) && may_be_paused(p);
 }
 
-static void on_resumed(struct fleet_part *p, struct fleet_result *result, void *arg)
+void fleet_on_resumed(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
     if (result_ok(result) || p->out)
         return;
-    p->out = true;
+    p->out = !part_has_finished(p);
     part_set_result(p, result->outcome, result->status, &result->why);
 }
 
@@ -51,11 +51,8 @@ static void on_resumed(struct fleet_part *p, struct fleet_result *result, void *
 static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
                          bool (*select)(const struct fleet_part *p, const void *arg), bool *dropped)
 {
-    const struct fanout f = {.op = API_RESUME,
-                             .select = select,
-                             .on_result = on_resumed,
-                             .arg = dropped,
-                             .fence_failed = true};
+    const struct fanout f = {
+        .op = API_RESUME, .select = select, .on_result = fleet_on_resumed, .arg = dropped};
     struct err ignored = {0};
     struct fleet_batch b;
 

@@ -24,7 +24,8 @@ size_t fleet_session_n_finished(const struct fleet_session *s, bool committed)
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        n += (part_has_finished(&s->parts[i]) || (committed && s->parts[i].committed)) &&
+        n += (part_serves(&s->parts[i]) ||
+              (committed && (part_has_finished(&s->parts[i]) || s->parts[i].committed))) &&
              !s->parts[i].removed;
     return n;
 }

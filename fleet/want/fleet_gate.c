@@ -1,9 +1,9 @@
-/* Whether each engine is paused, as it should be. What it should be follows at every look from what
- * was asked of all (the trainer's pause), from its fence (--pause-fenced) and from the open update;
- * what it is, from the last answers of its process (have.gate, fleet/members/have.h). An engine
- * that differs gets a pause or a resume: one that was away when the others were paused or resumed,
- * one that was restarted or added during a pause, one whose answer was lost. So it does not matter
- * what came between, and nothing is remembered for it.
+/* Whether each engine is paused and asleep, as it should be. What it should be follows at every
+ * look from what was asked of all (the trainer's pause, a sleep), from its fence (--pause-fenced)
+ * and from the open update; what it is, from the last answers of its process (have.gate and
+ * have.sleep, fleet/members/have.h). An engine that differs gets a pause or a resume, a sleep or a
+ * wake: one that was away when the others got it, one that was restarted or added since, one whose
+ * answer was lost. So it does not matter what came between, and nothing is remembered for it.
  *
  * Engines that are fenced are paused too with --pause-fenced, so that a router beside this server
  * gets no tokens of theirs. A restart of this server is survived by what engines report: before a
@@ -26,7 +26,7 @@ enum {
     GATE_TIMEOUT_US = 2000000      /* a trainer's pause or resume waits for these requests */
 };
 
-enum step { STEP_NONE, STEP_PAUSE_FENCED, STEP_PAUSE, STEP_RESUME };
+enum step { STEP_NONE, STEP_PAUSE_FENCED, STEP_PAUSE, STEP_RESUME, STEP_SLEEP, STEP_WAKE };
 
 static bool is_fenced(const struct upstream_info *info)
 {
@@ -112,13 +112,32 @@ static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstr
         return STEP_NONE;
     if (is_paused_for_fence(fc, &info))
         return step_of_fenced(fc, upstream, &info);
-    if (fc->sleep.weights || fc->sleep.kv)
+    if (fc->sleep.weights || fc->sleep.kv || (info.may_sleep && have_is_asleep(&info.have)))
         return STEP_NONE;
     if (info.removed)
         return step_of_removed(fc, upstream, &info);
     if (info.fenced)
         return STEP_NONE;
     return step_of_other(fc, &info);
+}
+
+/* One that missed the sleep of all: not at level 2, by which it would lose its weights, and not one
+ * that hides whether it sleeps already. An update wakes by itself the engines that take part. */
+static enum step sleep_step_of_locked(struct fleet_control *fc, struct upstream *upstream)
+{
+    bool all_sleep = fc->sleep.weights && fc->sleep.kv && fc->sleep.level == 1;
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    if (!info.alive || info.removed || fc->session != NULL || fc->releasing != NULL ||
+        !retry_is_due(&fleet_engine(upstream)->gate.sleep_retry))
+        return STEP_NONE;
+    if (info.to_wake.weights || info.to_wake.kv)
+        return STEP_WAKE;
+    return all_sleep && !info.fenced && !upstream_caps_of(upstream)->hides_pause &&
+                   (info.have.sleep.weights != SLEEP_ASLEEP || info.have.sleep.kv != SLEEP_ASLEEP)
+               ? STEP_SLEEP
+               : STEP_NONE;
 }
 
 /* @targets  [FLEET_MAX] */
@@ -205,16 +224,12 @@ static void log_step(const char *event, const struct fleet_result *result)
     log_event(&r);
 }
 
-/* An engine that refuses the resume of the others is in another state than they are; one that
- * refuses their pause is out of rotation, and is asked again. */
-static void note_state(struct fleet_control *fc, enum step step, const struct fleet_result *result)
+static void note_paused(struct fleet_control *fc, const struct fleet_result *result)
 {
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), result->upstream, &info);
-    if (step == STEP_RESUME && result->outcome == FLEET_REFUSED && !info.fenced)
-        fleet_fence(fleet_of(fc), result->upstream, &result->why);
-    if (step == STEP_PAUSE && info.have.gate == GATE_PAUSED)
+    if (info.have.gate == GATE_PAUSED)
         fleet_confirm_quiesced(fleet_of(fc), result->upstream, info.incarnation);
 }
 
@@ -225,7 +240,8 @@ static void apply(struct fleet_control *fc, enum step step, const struct fleet_r
     bool ok = result_ok(result), fenced = step == STEP_PAUSE_FENCED, ends, tells;
     const char *event;
 
-    note_state(fc, step, result);
+    if (step == STEP_PAUSE)
+        note_paused(fc, result);
     mtx_lock(&fc->lock);
     ends = step == STEP_RESUME && g->for_fence;
     event = fenced ? "upstream.fence_paused"
@@ -275,6 +291,86 @@ static void send_steps(struct fleet_control *fc, const struct upstream_list *all
         send_step(fc, step, targets, select_targets(fc, all, step, &args[step], targets));
 }
 
+/* sleep */
+
+/* What has no route to be woken by was not put to sleep by one either. */
+static void apply_sleep(struct fleet_control *fc, enum step step, const struct fleet_result *result)
+{
+    struct fleet_gate *g = &fleet_engine(result->upstream)->gate;
+    struct upstream_info info;
+    bool first;
+
+    fleet_info(fleet_of(fc), result->upstream, &info);
+    if (step == STEP_SLEEP && result_ok(result))
+        fleet_confirm_quiesced(fleet_of(fc), result->upstream, info.incarnation);
+    else if (step == STEP_WAKE && result->outcome == FLEET_REFUSED && result->status == 404 &&
+             !have_is_asleep(&info.have))
+        fleet_found_awake(fleet_of(fc), result->upstream, info.have.change);
+    mtx_lock(&fc->lock);
+    first = g->sleep_retry.delay_us == 0;
+    if (result_ok(result))
+        retry_clear(&g->sleep_retry);
+    else
+        retry_failed(&g->sleep_retry, GATE_RETRY_US, GATE_RETRY_MAX_US);
+    mtx_unlock(&fc->lock);
+    if (!result_ok(result) && first)
+        log_step("upstream.sleep_missed", result);
+}
+
+/* The caller owns the operation lock, so what of the fleet sleeps does not change. */
+static void send_sleep(struct fleet_control *fc, const struct upstream_list *all, enum step step)
+{
+    struct fleet_target targets[FLEET_MAX];
+    struct api_sleep of[FLEET_MAX];
+    struct api_args args[FLEET_MAX] = {0};
+    struct fleet_result *results = NULL;
+    struct upstream_info info;
+    struct err ignored = {0};
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < all->n; i++) {
+        if (sleep_step_of_locked(fc, all->items[i]) != step)
+            continue;
+        fleet_info(fleet_of(fc), all->items[i], &info);
+        of[n] = step == STEP_WAKE ? info.to_wake
+                                  : (struct api_sleep){.level = 1, .weights = true, .kv = true};
+        args[n].sleep = &of[n];
+        targets[n] = (struct fleet_target){
+            .upstream = all->items[i], .args = &args[n], .until_down = true};
+        n++;
+    }
+    mtx_unlock(&fc->lock);
+    if (n == 0 || fleet_request(fc, step == STEP_WAKE ? API_WAKE : API_SLEEP, targets, n,
+                                FLEET_STEP_US, &results, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n; i++)
+        apply_sleep(fc, step, &results[i]);
+    fleet_results_free(results, n);
+}
+
+static bool any_sleep_step(struct fleet_control *fc, const struct upstream_list *all)
+{
+    bool any = false;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < all->n && !any; i++)
+        any = sleep_step_of_locked(fc, all->items[i]) != STEP_NONE;
+    mtx_unlock(&fc->lock);
+    return any;
+}
+
+/* Later, if an operation is under way. */
+static void send_sleeps(struct fleet_control *fc, const struct upstream_list *all)
+{
+    if (!any_sleep_step(fc, all) ||
+        !fleet_lock_if_free(fc, FLEET_LOCK_OPERATION, "a sleep or a wake that an upstream missed"))
+        return;
+    send_sleep(fc, all, STEP_WAKE);
+    send_sleep(fc, all, STEP_SLEEP);
+    fleet_op_unlock(fc);
+}
+
 void fleet_gate_drive(struct fleet_control *fc)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
@@ -285,6 +381,7 @@ void fleet_gate_drive(struct fleet_control *fc)
         send_steps(fc, all);
         fleet_pause_unlock(fc);
     }
+    send_sleeps(fc, all);
     upstream_list_unref(all);
 }
 
@@ -325,7 +422,8 @@ static void on_timer(void *arg)
         if (has_been_resumed_locked(fc, all->items[i]))
             log_step("upstream.fence_resumed",
                      &(struct fleet_result){.upstream = all->items[i], .outcome = FLEET_OK});
-        starts = starts || step_of_locked(fc, all->items[i]) != STEP_NONE;
+        starts = starts || step_of_locked(fc, all->items[i]) != STEP_NONE ||
+                 sleep_step_of_locked(fc, all->items[i]) != STEP_NONE;
     }
     g->running = g->running || starts;
     mtx_unlock(&fc->lock);

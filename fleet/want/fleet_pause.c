@@ -72,7 +72,7 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
 }
 
 /* Resume the engines that paused, or may have; not those that the open update keeps paused. One
- * that does not answer in time gets the resume later (fleet/want/fleet_gate.c). */
+ * that fails, or does not answer in time, gets it later (fleet/want/fleet_gate.c). */
 static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
     struct fleet_target targets[FLEET_MAX];
@@ -87,12 +87,8 @@ static void resume_paused(struct fleet_control *fc, const struct fleet_result *r
             !fleet_gate_is_kept(fc, results[i].upstream))
             targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
     mtx_unlock(&fc->lock);
-    if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < n_targets; i++)
-        if (undone[i].outcome == FLEET_REFUSED)
-            fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
-    fleet_results_free(undone, n_targets);
+    if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) == 0)
+        fleet_results_free(undone, n_targets);
 }
 
 /* Engines that went down meanwhile count as down before. Returns how many results are left. */
@@ -334,9 +330,6 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
     } else {
         note_resume_failed(fc);
     }
-    for (size_t i = 0; rc == 0 && i < *n; i++)
-        if (!result_ok(&(*results)[i]))
-            fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
     if (rc == 0)
         resume_down(fc, all);
     fleet_resume_unlock(fc);

@@ -40,7 +40,8 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
                     struct err *e);
 
 /* fleet_resume_all - resume every reachable engine but those that the open update keeps paused and
- * those that are fenced because they have part of an update. An engine that fails is fenced.
+ * those that are fenced because they have part of an update. An engine that fails is out of
+ * rotation, and is asked again until it has resumed (fleet/want/fleet_gate.c).
  * @expired  the lease of the pause ended. ERR_CONFLICT if it was renewed meanwhile.
  * @results  [n], on success; free with fleet_results_free
  * @was      was the fleet paused?

@@ -227,7 +227,7 @@ static bool reconcile_name(struct fleet_control *fc, struct upstream *upstream)
     struct err why = {0};
     bool updates;
 
-    if (!fleet_step_lock_if_free(fc, "another name at one upstream"))
+    if (!fleet_lock_if_free(fc, FLEET_LOCK_STEP, "another name at one upstream"))
         return false;
     mtx_lock(&fc->lock);
     updates = fc->session != NULL && fc->session->prepare_begun;

@@ -17,7 +17,7 @@
 static json_t *part_json(const struct fleet_session *s, const struct fleet_part *p,
                          const char *name)
 {
-    bool ok = !p->out && (fleet_session_is_open(s) || part_has_finished(p));
+    bool ok = !p->out && (part_has_finished(p) ? part_serves(p) : fleet_session_is_open(s));
     const char *error = p->why.code != ERR_NONE ? p->why.msg : NULL;
     char cache_error[ERR_MSG_MAX];
 

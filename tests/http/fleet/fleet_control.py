@@ -336,6 +336,7 @@ def resumed_while_held(f):
 
 def sleeps(f):
     n = len(f.doubles)
+    f.clean()
     said = f.front.post("/v1/sleep", {"level": 1})
     assert said["asleep"] and said["weights"] == "asleep" and all(ok_of(said)), said
     assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n and not f.front.ready()
@@ -345,6 +346,10 @@ def sleeps(f):
     said = f.front.post("/v1/wake", {})
     assert not said["asleep"] and f.front.ready(), said
     assert [d.state()["kv_released"] for d in f.doubles] == [False] * n
+    assert all(ok_of(f.front.post("/v1/wake", {})))
+    for d in f.doubles:
+        if d.dialect == "sglang":  # a second wake of anything would end it
+            assert [json.loads(r["body"]) for r in d.journal("wake")] == [{"tags": ["weights"]}, {"tags": ["kv_cache"]}]
     f.doubles[0].order("sleep", "status")
     said = f.front.ask("POST", "/v1/sleep", {})
     assert said[0] != 200 and ok_of(said[1]) == [False] + [True] * (n - 1), said
@@ -364,6 +369,20 @@ def drops(f):
     f.update_all()
     f.wait(*["serving"] * n)
     assert f.front.ready()
+
+
+def sleep_breaks(f):
+    """A sleep that an engine answers with an error of its own may have been executed: at level 2 its weights may be
+    dropped, although it did not say that it sleeps."""
+    n = len(f.doubles)
+    for level in 1, 2:
+        for d in f.doubles:
+            d.order("sleep", "status")
+        said = f.front.ask("POST", "/v1/sleep", {"level": level})
+        assert said[0] == 502 and ok_of(said[1]) == [False] * n, said
+        f.wait(*["fenced" if level == 2 and d.dialect != "baton" else "serving" for d in f.doubles])
+    until("they are known to be awake", lambda: "may be asleep" not in str(f.front.upstreams()))
+    f.update_all()
 
 
 def others(f):
@@ -604,8 +623,12 @@ def one_phase(f):
     for fault in BREAKS:
         step, _, said = breaks(f, bad, "resume", fault)
         assert step is None and ok_of(said) == [i != bad for i in range(n)], (fault, said)
-        f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
-        mend(f)
+        if fault == "restart":  # it does not have the update
+            f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
+            mend(f)
+        else:  # it does, and is asked again
+            f.wait(*["serving"] * n)
+            assert f.pauses() == [None] * n and "update" not in f.ops(bad)[f.ops(bad).index("resume"):], f.ops(bad)
 
 
 def no_quorum(f):
@@ -843,7 +866,7 @@ def told(name, what, *args):
 
 def of_dialect(dialect):
     with Fleet(*[dialect] * 4, min_ready=3) as f:
-        promises = [goes_well, one_request, whole_session, given_up, by_lease, pauses, resumed_while_held, sleeps,
+        promises = [goes_well, one_request, whole_session, given_up, by_lease, pauses, resumed_while_held, sleeps, sleep_breaks,
                     drops, others, named_later, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
         if dialect != "vllm":  # whose groups have no name
             promises += [named_group, as_sglang]

@@ -291,72 +291,111 @@ def nobody_to_name(f):
     mend(f)
 
 
-def back(f, away):
-    """It answers again, and what is wrong with it is no longer that it does not."""
-    until("it is back", lambda: "/v1/upstreams/resync" in f.front.upstreams()[away.url]["error"]["message"])
-
-
-def misses_sleep(f, n, away):
+def away_for(f, away, path, body):
+    """One is not reached by an operation."""
+    n = len(f.doubles)
     away.order("who", "close_before", times=0)
     f.wait(*["serving"] * (n - 1), "down")
-    f.front.post("/v1/sleep", {"level": 1})
+    f.front.post(path, body)
     away.good("DELETE", "/fault")
-    f.wait(*["serving"] * (n - 1), "fenced")
-    back(f, away)
 
 
 def away_from_sleep(f):
-    """An engine that misses a sleep or a wake-up gets no requests until an update, or a resync that puts it to
-    sleep or wakes it like the others."""
+    """An engine that misses a sleep or a wake-up gets it when it answers again, and no requests before."""
     n, away = len(f.doubles), f.doubles[-1]
     f.clean()
-    misses_sleep(f, n, away)
+    for _ in range(2):
+        away_for(f, away, "/v1/sleep", {"level": 1})
+        until("it sleeps too", lambda: away.state()["weights_asleep"])
+        f.wait(*["serving"] * n)
+        away_for(f, away, "/v1/wake", {})
+        until("it is awake too", lambda: not away.state()["weights_asleep"] and not away.state()["kv_released"])
+        f.wait(*["serving"] * n)
+    away_for(f, away, "/v1/sleep", {"level": 1})
+    f.wait(*["serving"] * n)
+    away.order("wake", "status", status=404)
+    f.front.ask("POST", "/v1/wake", {"tags": ["weights"]})
+    until("it is woken in part, as the others", lambda: not away.state()["weights_asleep"])
+    assert [d.state()["kv_released"] for d in f.doubles] == [True] * n
     f.front.post("/v1/wake", {})
-    f.front.post("/v1/sleep", {"level": 1})  # and now with the others: it is asked for no token while it sleeps
-    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n
-    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
-    assert "wake all of it" in said["error"]["message"], said
-    f.front.post("/v1/wake", {})
-    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
-    f.stays(*["serving"] * n)
-    misses_sleep(f, n, away)
-    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * (n - 1) + [False]
-    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
-    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n
-    f.stays(*["serving"] * n)
-    away.order("who", "close_before", times=0)
-    f.wait(*["serving"] * (n - 1), "down")
-    f.front.post("/v1/wake", {})
-    away.good("DELETE", "/fault")
-    f.wait(*["serving"] * (n - 1), "fenced")
-    back(f, away)
-    assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * (n - 1) + [True]
-    if WHICH == "sglang":  # restarted or not: it cannot be known
-        said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "needs_update")
-        assert said["error"]["retryable"] is False and "whole update" in said["error"]["message"], said
-    else:
-        f.front.post("/v1/upstreams/resync", {"upstream": away.url})
-        assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * n
-        f.stays(*["serving"] * n)
-        dropped_meanwhile(f, n, away)
+    mend(f)
+    dropped_meanwhile(f, n, away)
     mend(f)
 
 
 def dropped_meanwhile(f, n, away):
     """At level 2 the others lose their weights: it is not made to lose its own, and may serve them afterwards."""
-    away.order("who", "close_before", times=0)
-    f.wait(*["serving"] * (n - 1), "down")
-    f.front.post("/v1/sleep", {"level": 2})
-    away.good("DELETE", "/fault")
-    f.wait(*["fenced"] * n)
-    back(f, away)
-    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
-    assert "level 2" in said["error"]["message"] and "whole update" in said["error"]["message"], said
+    away_for(f, away, "/v1/sleep", {"level": 2})
+    f.wait(*["fenced"] * (n - 1), "unsynced")
     f.front.post("/v1/wake", {})
     said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": f.doubles[0].url}, "needs_update")
     assert said["error"]["retryable"] is False and "whole update" in said["error"]["message"], said
-    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
     f.wait(*["fenced"] * (n - 1), "serving")
+
+
+def missed_unseen(f):
+    """An SGLang, of which nobody can tell whether it was restarted: it is not asked to sleep or to wake from unknown."""
+    n, away = len(f.doubles), f.doubles[-1]
+
+    def back():
+        until("it is back", lambda: "/v1/upstreams/resync" in f.front.upstreams()[away.url]["error"]["message"])
+        f.wait(*["serving"] * (n - 1), "fenced")
+
+    f.clean()
+    away_for(f, away, "/v1/sleep", {"level": 1})
+    back()
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * (n - 1) + [False]
+    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n
+    f.stays(*["serving"] * n)
+    away_for(f, away, "/v1/wake", {})
+    back()
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * (n - 1) + [True]
+    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
+    assert "cannot be verified" in said["error"]["message"], said
+    reboot(away)
+    mend(f)
+
+
+def errors_of(f, d):
+    return " ".join(e["message"] for e in f.front.upstreams()[d.url]["errors"])
+
+
+def sleeps_unseen(f):
+    """An SGLang does not say that it sleeps. One that may, while the others are awake, gets no requests, and no tensors,
+    before it is woken or has made a token."""
+    n, away = len(f.doubles), f.doubles[-1]
+    for tag in "weights", "kv_cache":
+        f.clean()
+        f.front.post("/v1/sleep", {"level": 1})
+        if tag == "kv_cache":
+            f.front.post("/v1/wake", {"tags": ["weights"]})
+        away.order("wake", "status", times=0, status=404)
+        assert ok_of(f.front.ask("POST", "/v1/wake", {} if tag == "weights" else {"tags": [tag]})[1])[-1] is False
+        f.stays(*["serving"] * (n - 1), "fenced")
+        assert "it may be asleep" in errors_of(f, away)
+        away.good("DELETE", "/journal")
+        _, _, said = f.update(next(LABELS))
+        assert ok_of(said) == [True] * (n - 1) + [False], said
+        assert "may be asleep" in str(said["upstreams"][-1]), said
+        assert "update" not in f.ops(n - 1), f.ops(n - 1)
+        assert away.state()["kv_released"] and not away.journal("completions"), "a token would end it"
+        away.good("DELETE", "/fault")
+        until("it is woken", lambda: "asleep" not in errors_of(f, away))
+        assert not away.state()["weights_asleep"] and not away.state()["kv_released"]
+        f.update_all()
+    f.front.post("/v1/sleep", {"level": 1})
+    away_for(f, away, "/v1/wake", {})
+    until("it may be another process", lambda: "asked for a token" in errors_of(f, away))
+    f.clean()
+    _, _, said = f.update(next(LABELS))
+    assert ok_of(said) == [True] * (n - 1) + [False] and f.ops(n - 1, *RESETS) == [], (said, f.ops(n - 1))
+    until("it is asked for a token", lambda: away.journal("completions"))
+    assert "it may be asleep" in errors_of(f, away), "it makes none"
+    reboot(away)
+    until("it makes one", lambda: "asleep" not in errors_of(f, away))
+    assert not away.journal("wake"), "a second one would end it"
+    mend(f)
 
 
 def adapters_of_before(f):
@@ -406,7 +445,7 @@ def main():
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         f.update_all()
         for p in (false_words, restarted_at_the_end, restarted_on_the_way, restarted_in_a_group, failed_in_a_group, aborted_before_the_first_byte,
-                  lease_of_who_waits, slow_to_switch, left_open, away_meanwhile, not_paused_after_all, away_from_sleep, threads_for_the_rest,
+                  lease_of_who_waits, slow_to_switch, left_open, away_meanwhile, not_paused_after_all, *([missed_unseen, sleeps_unseen] if WHICH == "sglang" else [away_from_sleep]), threads_for_the_rest,
                   nobody_to_name, adapters_of_before, killed_on_the_way):
             told(p.__name__, p, f)
 

@@ -74,9 +74,8 @@ def fenced_in_an_update():
         d = f.doubles[0]
         f.update_all()
         mine = begin(f)
-        f.front.post("/v1/pause")
-        d.order("resume", "status", status=503)
-        f.front.ask("POST", "/v1/resume", {})
+        d.order("wake", "status", status=503)
+        f.front.ask("POST", "/v1/wake", {"tags": ["weights"]})
         until(lambda: f"it is paused: {f.pauses()}", lambda: f.front.upstreams()[d.url]["fence_paused"])
         n = len(d.journal("resume"))
         f.front.post("/v1/update_weights/abort", mine)

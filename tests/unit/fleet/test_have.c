@@ -20,8 +20,10 @@ static int setup(void **state)
 
 static void ask(enum api_op op, enum have_answer answer)
 {
+    enum gate_fact gate = have.gate;
+
     have_doubt(&have, op, NULL, &before);
-    assert_int_equal(have.gate, GATE_UNKNOWN);
+    assert_int_equal(have.gate, op == API_RESUME && gate == GATE_NOT_RESUMED ? gate : GATE_UNKNOWN);
     have_answer(&have, op, NULL, &before, answer, true);
 }
 
@@ -33,17 +35,42 @@ static void test_only_an_answer_makes_it_known(void **state)
     assert_int_equal(have.gate, GATE_NOT_OURS);
     ask(API_PAUSE, HAVE_GOOD);
     assert_int_equal(have.gate, GATE_PAUSED);
-    ask(API_RESUME, HAVE_REFUSED);
-    assert_int_equal(have.gate, GATE_PAUSED);
-    ask(API_RESUME, HAVE_BROKE);
+    ask(API_PAUSE, HAVE_BROKE);
     assert_int_equal(have.gate, GATE_UNKNOWN);
-    ask(API_PAUSE, HAVE_GOOD);
-    ask(API_RESUME, HAVE_LOST);
-    assert_int_equal(have.gate, GATE_UNKNOWN);
-    ask(API_RESUME, HAVE_REFUSED);
+    ask(API_PAUSE, HAVE_LOST);
     assert_int_equal(have.gate, GATE_UNKNOWN);
     ask(API_RESUME, HAVE_GOOD);
     assert_int_equal(have.gate, GATE_RUNNING);
+}
+
+static void test_a_resume_that_fails_leaves_it_paused_until_one_succeeds(void **state)
+{
+    static const enum have_answer fails[] = {HAVE_REFUSED, HAVE_BROKE, HAVE_LOST};
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        have_init(&have);
+        ask(API_RESUME, HAVE_REFUSED); /* it was not paused */
+        assert_int_equal(have.gate, GATE_NOT_OURS);
+        ask(API_PAUSE, HAVE_GOOD);
+        ask(API_RESUME, fails[i]);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        for (size_t k = 0; k < 3; k++)
+            ask(API_RESUME, fails[k]);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        ask(API_PAUSE, HAVE_REFUSED);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        ask(API_RESUME, HAVE_GOOD);
+        assert_int_equal(have.gate, GATE_RUNNING);
+        ask(API_PAUSE, HAVE_BROKE);
+        ask(API_RESUME, HAVE_REFUSED);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        have_seen(&have, have.change);
+        have_reset(&have, false);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        have_reset(&have, true);
+        assert_int_equal(have.gate, GATE_RUNNING);
+    }
 }
 
 static void test_other_operations_leave_it(void **state)
@@ -202,6 +229,10 @@ static void test_a_sleep_is_known_by_its_answer(void **state)
     change(API_SLEEP, true, true, HAVE_GOOD);
     change(API_WAKE, true, false, HAVE_REFUSED);
     assert_sleep(SLEEP_ASLEEP, SLEEP_ASLEEP);
+    change(API_WAKE, true, false, HAVE_BROKE); /* it may be awake all the same */
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_ASLEEP);
+    change(API_WAKE, true, false, HAVE_REFUSED);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_ASLEEP);
     change(API_WAKE, true, false, HAVE_GOOD);
     assert_sleep(SLEEP_AWAKE, SLEEP_ASLEEP);
     assert_int_equal(have.weights.fault, FAULT_NONE);
@@ -212,7 +243,6 @@ static void test_one_that_misses_a_wake_may_sleep(void **state)
 {
     (void)state;
     change(API_WAKE, true, false, HAVE_REFUSED);
-    change(API_WAKE, true, false, HAVE_BROKE);
     assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
     have_missed_sleep(&have, true);
     have_missed_sleep(&have, false);
@@ -232,7 +262,13 @@ static void test_another_process_is_awake_if_nothing_was_sent_to_it(void **state
     change(API_SLEEP, true, true, HAVE_GOOD);
     have_seen(&have, have.change);
     have_reset(&have, false); /* it may be the same */
-    assert_sleep(SLEEP_ASLEEP, SLEEP_ASLEEP);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+    have_reset(&have, true);
+    assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE);
+    change(API_SLEEP, false, true, HAVE_GOOD);
+    have_reset(&have, false);
+    assert_sleep(SLEEP_AWAKE, SLEEP_UNKNOWN);
+    have_seen(&have, have.change);
     have_reset(&have, true);
     assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE);
     change(API_SLEEP, true, true, HAVE_GOOD);
@@ -245,6 +281,24 @@ static void test_another_process_is_awake_if_nothing_was_sent_to_it(void **state
     have_reset(&have, true);
     have_answer(&have, API_SLEEP, NULL, &before, HAVE_GOOD, false);
     assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+}
+
+static void test_a_token_shows_that_it_is_awake(void **state)
+{
+    uint64_t asked;
+
+    (void)state;
+    change(API_WAKE, true, true, HAVE_LOST);
+    have_found_awake(&have, have.change);
+    assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE);
+    change(API_SLEEP, true, true, HAVE_LOST);
+    asked = have.change;
+    have_doubt(&have, API_SLEEP, NULL, &before);
+    have_found_awake(&have, asked);
+    assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+    have_answer(&have, API_SLEEP, NULL, &before, HAVE_GOOD, true);
+    have_found_awake(&have, asked);
+    assert_sleep(SLEEP_ASLEEP, SLEEP_ASLEEP);
 }
 
 /* ---- weights ---- */
@@ -359,6 +413,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_only_an_answer_makes_it_known, setup),
+        cmocka_unit_test_setup(test_a_resume_that_fails_leaves_it_paused_until_one_succeeds, setup),
         cmocka_unit_test_setup(test_other_operations_leave_it, setup),
         cmocka_unit_test_setup(test_two_that_overlap_leave_it_unknown, setup),
         cmocka_unit_test_setup(test_an_answer_of_the_process_before_says_nothing, setup),
@@ -368,6 +423,7 @@ int main(void)
         cmocka_unit_test_setup(test_a_sleep_is_known_by_its_answer, setup),
         cmocka_unit_test_setup(test_one_that_misses_a_wake_may_sleep, setup),
         cmocka_unit_test_setup(test_another_process_is_awake_if_nothing_was_sent_to_it, setup),
+        cmocka_unit_test_setup(test_a_token_shows_that_it_is_awake, setup),
         cmocka_unit_test_setup(test_a_fault_outlives_the_process, setup),
         cmocka_unit_test_setup(test_an_adapter_is_known_by_its_answer, setup),
         cmocka_unit_test_setup(test_a_load_makes_caches_stale, setup),

@@ -246,6 +246,55 @@ static void test_generation_probe_finds_an_engine_that_generates_nothing(void **
     peer_stop(&silent);
 }
 
+static void ask(struct world *w, enum api_op op, enum have_answer answer)
+{
+    struct have_before before;
+
+    fleet_doubt(w->fleet, engine_at(w->fleet, 0), op, NULL, &before);
+    fleet_answer(w->fleet, engine_at(w->fleet, 0), op, NULL, &before, answer, NULL);
+}
+
+/* Is it asked for a token, which shows that it is awake? */
+static bool shows_awake(struct world *w)
+{
+    struct upstream_info info = {.may_sleep = true};
+
+    for (int ms = 0; ms < 200 && info.may_sleep; ms++) {
+        fleet_info(w->fleet, engine_at(w->fleet, 0), &info);
+        (void)poll(NULL, 0, 1);
+    }
+    return !info.may_sleep;
+}
+
+static void test_token_shows_that_an_engine_which_hides_it_is_awake(void **state)
+{
+    struct peer awake;
+    struct world w;
+
+    (void)state;
+    peer_start(&awake, status_ok);
+    world_make(&w, (const char *const[N]){awake.url, "unix:/nowhere", "unix:/nowhere"}, 0);
+    w.configs[0].kind = UPSTREAM_SGLANG;
+    assert_int_equal(loop_start(w.loop, &(struct err){0}), 0);
+    await_alive(&w, 0);
+    ask(&w, API_WAKE, HAVE_LOST);
+    assert_true(shows_awake(&w));
+    ask(&w, API_SLEEP, HAVE_GOOD); /* it is known to sleep: a token would end it */
+    assert_false(shows_awake(&w));
+    ask(&w, API_WAKE, HAVE_LOST);
+    assert_true(shows_awake(&w));
+    prober_enable_generation_probes(w.prober, false);
+    ask(&w, API_WAKE, HAVE_LOST);
+    assert_false(shows_awake(&w));
+    prober_enable_generation_probes(w.prober, true);
+    ask(&w, API_PAUSE, HAVE_GOOD);
+    assert_false(shows_awake(&w));
+    ask(&w, API_RESUME, HAVE_GOOD);
+    assert_true(shows_awake(&w));
+    world_close(&w);
+    peer_stop(&awake);
+}
+
 /* As a baton in front of engines, the last of which is fenced right before a generation probe. */
 static void *fenced_main(void *arg)
 {
@@ -379,6 +428,7 @@ int main(void)
         cmocka_unit_test(test_engine_with_another_api_is_down),
         cmocka_unit_test(test_engine_that_stops_is_down),
         cmocka_unit_test(test_lack_of_descriptors_here_counts_against_no_engine),
+        cmocka_unit_test(test_token_shows_that_an_engine_which_hides_it_is_awake),
         cmocka_unit_test(test_generation_probe_finds_an_engine_that_generates_nothing),
         cmocka_unit_test(test_baton_without_engines_is_not_down),
         cmocka_unit_test(test_rejected_key_is_found_by_both_probes),

@@ -6,8 +6,8 @@
 #define BIT(name) REASON_BIT(REASON_##name)
 
 /* What one engine may be known as: a value of each of these, and the reasons that it gives. */
-enum fact { WEIGHTS, FAULT, REACH, PROBES, KEYS, PAUSE, ADAPTERS, READY, REMOVED, FACTS };
-enum { VALUES_MAX = 6, OLDER = 2 };
+enum fact { WEIGHTS, FAULT, REACH, PROBES, KEYS, PAUSE, ADAPTERS, READY, SLEEP, REMOVED, FACTS };
+enum { VALUES_MAX = 6, OLDER = 2, N_SLEEPS = 6 };
 
 static const struct {
     int n;
@@ -21,17 +21,40 @@ static const struct {
     [REACH] = {4, {BIT(NEVER_REACHED), 0, BIT(DOWN), BIT(DOWN)}},
     [PROBES] = {2, {0, BIT(PROBES_FAIL)}},
     [KEYS] = {4, {0, BIT(AUTH_PROBE), BIT(AUTH_REQUEST), BIT(AUTH_PROBE) | BIT(AUTH_REQUEST)}},
-    /* the others run, it has missed their pause, it is about to be paused, it is paused */
-    [PAUSE] = {4, {0, BIT(PAUSE_MISSED), 0, 0}},
+    /* the others run, it has missed their pause, it is about to be paused, it is paused, it failed
+       to resume with them */
+    [PAUSE] = {5, {0, BIT(PAUSE_MISSED), 0, 0, BIT(NOT_RESUMED)}},
     /* it has them, it lacks one, its caches are stale, or will be unless a request empties them */
     [ADAPTERS] = {4, {0, BIT(ADAPTERS), BIT(ADAPTERS), 0}},
     /* it is, it is not, another client holds it */
     [READY] = {3, {0, BIT(NOT_READY), BIT(NOT_READY)}},
+    /* not ours, asleep with the others, with their KV caches, may be though they are awake (of an
+       engine that reports its sleep, and of one that hides it), a part of it is */
+    [SLEEP] = {N_SLEEPS, {0, 0, 0, BIT(ASLEEP), BIT(ASLEEP), BIT(ASLEEP)}},
     [REMOVED] = {2, {0, BIT(REMOVED)}},
 };
 
-static const struct fleet served = {.serial = 7};
-static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM};
+static struct fleet served = {.serial = 7};
+static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM},
+                                    sglang = {.kind = UPSTREAM_SGLANG};
+
+static void make_sleep(struct upstream *u, int x)
+{
+    static const struct {
+        bool weights, kv;
+        enum sleep_fact of_weights, of_kv;
+    } sleeps[N_SLEEPS] = {
+        {false, false, SLEEP_NOT_OURS, SLEEP_NOT_OURS}, {true, true, SLEEP_ASLEEP, SLEEP_UNKNOWN},
+        {false, true, SLEEP_AWAKE, SLEEP_ASLEEP},       {false, false, SLEEP_UNKNOWN, SLEEP_ASLEEP},
+        {false, false, SLEEP_UNKNOWN, SLEEP_UNKNOWN},   {true, false, SLEEP_ASLEEP, SLEEP_ASLEEP},
+    };
+
+    served.asleep.weights = sleeps[x].weights;
+    served.asleep.kv = sleeps[x].kv;
+    u->have.sleep.weights = sleeps[x].of_weights;
+    u->have.sleep.kv = sleeps[x].of_kv;
+    atomic_store(&u->config, x == 3 ? &vllm : &sglang);
+}
 
 static void make(struct upstream *u, const int x[FACTS])
 {
@@ -46,16 +69,16 @@ static void make(struct upstream *u, const int x[FACTS])
     u->n_probe_failures = FLEET_PROBE_FAILURES_MAX - 1 + (unsigned)x[PROBES];
     u->key_rejected[FLEET_AUTH_PROBE] = (x[KEYS] & 1) != 0;
     u->key_rejected[FLEET_AUTH_REQUEST] = (x[KEYS] & 2) != 0;
-    u->quiesced = x[PAUSE] != 0;
+    u->quiesced = x[PAUSE] != 0 && x[PAUSE] != 4;
     u->quiesced_incarnation = x[PAUSE] == 2 ? 3 : 2;
-    u->have.gate = x[PAUSE] == 3 ? GATE_PAUSED : GATE_NOT_OURS;
+    u->have.gate = x[PAUSE] == 3 ? GATE_PAUSED : x[PAUSE] == 4 ? GATE_NOT_RESUMED : GATE_NOT_OURS;
     u->n_block = x[ADAPTERS] == 1;
     u->have.caches = (struct cache_facts){
         .changes = 3, .emptied = 2, .due = x[ADAPTERS] == 2 ? 3 : 2};
-    atomic_store(&u->config, &vllm);
     u->incarnation = 3;
     u->report.not_ready[0] = x[READY] == 1 ? 'x' : '\0';
     u->report.held = x[READY] == 2 ? "paused" : NULL;
+    make_sleep(u, x[SLEEP]);
     atomic_store(&u->removed, x[REMOVED] != 0);
 }
 
@@ -91,7 +114,7 @@ static void test_reasons_derive_finds_each_reason_and_no_other(void **state)
         if (reasons_derive(&served, u) != wanted(x))
             fail_msg("combination %d: %#x, not %#x", n, reasons_derive(&served, u), wanted(x));
     }
-    assert_int_equal(n, 4 * 6 * 4 * 2 * 4 * 4 * 4 * 3 * 2);
+    assert_int_equal(n, 4 * 6 * 4 * 2 * 4 * 5 * 4 * 3 * N_SLEEPS * 2);
     free(u);
 }
 
@@ -107,7 +130,8 @@ static const char *shown(unsigned out)
         return "unknown";
     if (out & BIT(DOWN))
         return "down";
-    if (out & (BIT(OTHER_WEIGHTS) | BIT(PAUSE_MISSED) | BIT(PROBES_FAIL) | BIT(ADAPTERS)))
+    if (out & (BIT(ASLEEP) | BIT(NOT_RESUMED) | BIT(OTHER_WEIGHTS) | BIT(PAUSE_MISSED) |
+               BIT(PROBES_FAIL) | BIT(ADAPTERS)))
         return "unsynced";
     return out & BIT(NOT_READY) ? "not_ready" : "serving";
 }
@@ -225,13 +249,19 @@ static void ask(struct fleet *f, enum api_op op, int level, enum have_answer ans
 static void drop(struct fleet *f)
 {
     ask(f, API_SLEEP, 2, HAVE_GOOD);
+    ask(f, API_WAKE, 0, HAVE_GOOD);
 }
+
+static const struct upstream_config hides = {.kind = UPSTREAM_SGLANG};
+static const struct upstream_config reports = {.kind = UPSTREAM_VLLM};
 
 /* The other one is asked. */
 static void miss(struct fleet *f, bool asleep)
 {
     const struct upstream *asked[] = {engine_at(f, 1)};
 
+    atomic_store(&engine_at(f, 0)->config, &hides);
+    ask(f, API_WAKE, 0, HAVE_GOOD);
     fleet_slept(f, asleep, asked, 1);
 }
 
@@ -245,11 +275,60 @@ static void miss_wake(struct fleet *f)
     miss(f, false);
 }
 
+/* It hides its sleep, and does not answer when all are woken. */
+static void lose_wake(struct fleet *f)
+{
+    atomic_store(&engine_at(f, 0)->config, &hides);
+    ask(f, API_WAKE, 0, HAVE_LOST);
+}
+
+/* It reports its sleep, and was not here when all were woken. */
+static void be_away_from_wake(struct fleet *f)
+{
+    const struct upstream *asked[] = {engine_at(f, 1)};
+
+    atomic_store(&engine_at(f, 0)->config, &reports);
+    fleet_slept(f, false, asked, 1);
+}
+
+static void wake_it(struct fleet *f)
+{
+    ask(f, API_WAKE, 0, HAVE_GOOD);
+}
+
+static void make_token(struct fleet *f)
+{
+    struct upstream_info info;
+
+    fleet_info(f, engine_at(f, 0), &info);
+    assert_true(info.needs_token && !info.to_wake.weights && !info.to_wake.kv);
+    fleet_found_awake(f, engine_at(f, 0), info.have.change);
+}
+
 static void miss_pause(struct fleet *f)
 {
     refuse(f);
     fleet_quiesce(f, true, 1);
     report_again(f);
+}
+
+/* The others were resumed, and may be. */
+static void fail_to_resume(struct fleet *f)
+{
+    ask(f, API_PAUSE, 0, HAVE_GOOD);
+    assert_int_equal(engine_at(f, 0)->out, 0); /* by an update, or with the others */
+    ask(f, API_RESUME, 0, HAVE_REFUSED);
+    ask(f, API_RESUME, 0, HAVE_LOST);
+}
+
+static void resume_it(struct fleet *f)
+{
+    ask(f, API_RESUME, 0, HAVE_GOOD);
+}
+
+static void pause_it(struct fleet *f)
+{
+    ask(f, API_PAUSE, 0, HAVE_GOOD);
 }
 
 static void resume(struct fleet *f)
@@ -314,6 +393,9 @@ static const struct {
     {drop, BIT(DROPPED), {commit_all}},
     {miss_sleep, BIT(SLEEP_MISSED), {commit_all, resync_it}},
     {miss_wake, BIT(SLEEP_MISSED), {commit_all, resync_it}},
+    {lose_wake, BIT(ASLEEP), {wake_it, make_token}},
+    {be_away_from_wake, BIT(ASLEEP), {wake_it}},
+    {fail_to_resume, BIT(NOT_RESUMED), {resume_it, pause_it}},
     {miss_pause, BIT(PAUSE_MISSED), {resume}},
     {lack_adapters, BIT(ADAPTERS), {load_adapters}},
     {drain, BIT(NOT_READY), {report_again}},
@@ -325,8 +407,10 @@ static struct fleet *fleet_in_rotation_of_2(void)
 {
     struct fleet *f = fleet_with((const char *const[]){"u://a", "u://b"}, 2);
 
-    for (size_t i = 0; i < 2; i++)
+    for (size_t i = 0; i < 2; i++) {
         report_ok(f, i, "p", "v");
+        engine_at(f, i)->have.caches.emptied = UINT64_MAX; /* they are another matter */
+    }
     commit_all(f);
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(engine_at(f, i)->out, 0);
@@ -424,11 +508,70 @@ static void assert_text(struct fleet *f, const char *text)
     assert_string_equal(info.error.why.msg, text);
 }
 
-/* A fence says what was missed, and whether a restart is needed. */
+/* Each answer comes while the others may still sleep, or not yet. */
+static void test_no_engine_leaves_rotation_while_all_are_put_to_sleep_or_woken(void **state)
+{
+    struct fleet *f = fleet_in_rotation_of_2();
+    const struct upstream *all[] = {engine_at(f, 0), engine_at(f, 1)};
+    const struct api_sleep asked = {.level = 1, .weights = true, .kv = true};
+    const struct api_args args = {.sleep = &asked};
+    struct have_before before;
+
+    (void)state;
+    lose_wake(f);
+    wake_it(f);
+    for (int asleep = 1; asleep >= 0; asleep--) {
+        enum api_op op = asleep ? API_SLEEP : API_WAKE;
+
+        if (asleep)
+            fleet_want_sleep(f, true, true);
+        fleet_doubt(f, engine_at(f, 0), op, &args, &before);
+        assert_int_equal(engine_at(f, 0)->out, 0);
+        fleet_answer(f, engine_at(f, 0), op, &args, &before, HAVE_GOOD, NULL);
+        fleet_slept(f, asleep, all, 2);
+        if (!asleep)
+            fleet_want_sleep(f, false, false);
+        assert_int_equal(engine_at(f, 0)->out, 0);
+    }
+    fleet_free(f);
+}
+
+/* One that hides its sleep is woken only if it is known to sleep, and each part only once. */
+static void test_what_of_one_is_woken(void **state)
+{
+    struct fleet *f = fleet_in_rotation_of_2();
+    const struct api_sleep kv = {.level = 1, .kv = true};
+    const struct api_args args = {.sleep = &kv};
+    struct upstream_info info;
+    struct have_before before;
+
+    (void)state;
+    report_ok(f, 0, "", "v"); /* it does not name its process */
+    lose_wake(f);
+    wake_it(f);
+    fleet_doubt(f, engine_at(f, 0), API_SLEEP, &args, &before);
+    fleet_answer(f, engine_at(f, 0), API_SLEEP, &args, &before, HAVE_GOOD, NULL);
+    fleet_info(f, engine_at(f, 0), &info);
+    assert_true(info.may_sleep && !info.needs_token && !info.to_wake.weights && info.to_wake.kv);
+    assert_text(f,
+                "it may be asleep while the fleet is awake: it is woken, and serves once that has "
+                "succeeded");
+    refuse(f);
+    report_ok(f, 0, "", "v"); /* it was away: it may be another process */
+    fleet_info(f, engine_at(f, 0), &info);
+    assert_true(info.needs_token && !info.to_wake.weights && !info.to_wake.kv);
+    fleet_want_sleep(f, false, true);
+    fleet_info(f, engine_at(f, 0), &info);
+    assert_false(info.may_sleep || info.needs_token);
+    fleet_free(f);
+}
+
+/* A fence says what was missed. */
 static void test_text_of_a_missed_sleep(void **state)
 {
     static const char resync_text[] = "resync it (/v1/upstreams/resync) or push a whole update";
     char missed_sleep[200], missed_wake[200];
+    struct fleet *f = fleet_in_rotation_of_2();
 
     (void)state;
     (void)snprintf(
@@ -438,30 +581,16 @@ static void test_text_of_a_missed_sleep(void **state)
     (void)snprintf(missed_wake, sizeof missed_wake,
                    "it was not reachable when the fleet was woken: once it answers again, %s",
                    resync_text);
-    for (int named = 0; named < 2; named++) {
-        struct fleet *f = fleet_in_rotation_of_2();
-
-        report_ok(f, 0, named ? "p" : "", "v");
-        miss_sleep(f);
-        assert_text(f, missed_sleep);
-        miss_wake(f);
-        assert_text(f, missed_sleep);
-        commit_all(f);
-        ask(f, API_SLEEP, 1, HAVE_GOOD); /* by a resync */
-        miss_wake(f);
-        assert_text(f, missed_wake);
-        commit_all(f);
-        fleet_slept(f, true, (const struct upstream *[]){engine_at(f, 0), engine_at(f, 1)}, 2);
-        miss_wake(f);
-        assert_text(f, named ? missed_wake
-                             : "it was put to sleep, and was not here when the fleet was woken: "
-                               "restart it, then push a whole update");
-        ask(f, API_WAKE, 0, HAVE_GOOD); /* with the others, the next time */
-        assert_text(f, missed_wake);
-        ask(f, API_SLEEP, 2, HAVE_GOOD);
-        assert_text(f, "its weights were dropped (sleep at level 2)");
-        fleet_free(f);
-    }
+    miss_sleep(f);
+    assert_text(f, missed_sleep);
+    miss_wake(f);
+    assert_text(f, missed_sleep);
+    commit_all(f);
+    miss_wake(f);
+    assert_text(f, missed_wake);
+    ask(f, API_SLEEP, 2, HAVE_GOOD);
+    assert_text(f, "its weights were dropped (sleep at level 2)");
+    fleet_free(f);
 }
 
 int main(void)
@@ -473,6 +602,8 @@ int main(void)
         cmocka_unit_test(test_a_fence_outlives_all_else),
         cmocka_unit_test(test_another_process_may_be_declared_right),
         cmocka_unit_test(test_one_that_joins_after_a_wake_may_sleep),
+        cmocka_unit_test(test_no_engine_leaves_rotation_while_all_are_put_to_sleep_or_woken),
+        cmocka_unit_test(test_what_of_one_is_woken),
         cmocka_unit_test(test_text_of_a_missed_sleep),
     };
 

@@ -6,7 +6,7 @@
 
 /* The facts of a part: its weights (b as before, t torn, n new), a capital if it is out. Which may
  * follow on which, by kind: overwriting, two-phase. */
-static const char *const moves[2] = {"bt bB bT tb tB tn tT nT nN BT", "bn bB nN"};
+static const char *const moves[2] = {"bt bB bT tb tB tn tT nT BT", "bn bB nN"};
 static bool reached[2][64]; /* the same, over all seeds */
 
 static struct {

@@ -653,6 +653,19 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
 
 /* ---- what probes, the trainer and its lease do ---- */
 
+static void ask_for_token(struct engine *g, struct upstream *u)
+{
+    struct upstream_info info;
+
+    fleet_info(w.fleet, u, &info);
+    if (!info.needs_token || !info.alive || !w.generation_probes || g->paused)
+        return;
+    if (g->weights_asleep || g->kv_asleep)
+        engine_restart(g); /* the token ends it */
+    else
+        fleet_found_awake(w.fleet, u, info.have.change);
+}
+
 static void probe(size_t i)
 {
     struct engine *g = &w.engines[i];
@@ -667,6 +680,7 @@ static void probe(size_t i)
         fleet_probe_failed(w.fleet, engine_at(w.fleet, i), true, &why);
         return;
     }
+    ask_for_token(g, engine_at(w.fleet, i));
     if (g->kind != UPSTREAM_SGLANG)
         process_name(g, report.process, sizeof report.process);
     (void)snprintf(report.label, sizeof report.label, "%s", g->label);
