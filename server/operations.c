@@ -120,7 +120,7 @@
     X(OPERATION_UPDATE_RENEW, EXECUTOR_URGENT, handle_fleet_update_renew, false)                   \
     X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, handle_fleet_update_get, false)                         \
     X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                 \
-    X(OPERATION_UPDATE_ZMQ, EXECUTOR_CONTROL, fleet_update_zmq, false)                             \
+    X(OPERATION_UPDATE_ZMQ, EXECUTOR_FLEET, fleet_update_zmq, false)                               \
     X(OPERATION_COMMIT_RESUME, EXECUTOR_URGENT, handle_fleet_commit_resume, false)                 \
     X(OPERATION_COMMIT_OPEN, EXECUTOR_FLEET, handle_fleet_commit_open, false)                      \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
