@@ -14,21 +14,10 @@ enum {
     VLLM_LOADS_THROUGH_LORA = 28,
     VLLM_TAKES_UNIQUE_ID = 30,
     VLLM_RELEASES_KV = 31,
-    VLLM_SHUTS_TRANSFER_DOWN = 32,
-
-    VLLM_FIRST_MINOR = 10 /* no transfer before it: 0.1.dev is no release */
+    VLLM_SHUTS_TRANSFER_DOWN = 32
 };
 
 enum { VLLM_BUCKET_NBYTES = 1 << 30 }; /* of a packed broadcast, if no request says it */
-
-bool vllm_has(const char *release, unsigned minor)
-{
-    unsigned of_major = 0, of_minor = 0;
-
-    if (release == NULL || sscanf(release, "%3u.%4u", &of_major, &of_minor) != 2)
-        return true;
-    return of_major > 0 || of_minor >= minor || of_minor < VLLM_FIRST_MINOR;
-}
 
 static bool vllm_packs_handles_at_init(const char *release)
 {

@@ -1,6 +1,6 @@
-/* The names of parameters in a vLLM before 0.28 with --enable-lora.
+/* What a vLLM's release says; and the names of parameters in one before 0.28 with --enable-lora.
  *
- * There each layer that an adapter may change is wrapped, and its parameters are those of
+ * In the latter each layer that an adapter may change is wrapped, and its parameters are those of
  * "….base_layer", while the loader of an update looks for the names that it is sent: it fails at
  * the first of a wrapped layer, after it has taken the model apart. Since 0.28 the wrapper itself
  * loads names as a checkpoint has them [lora/layers/base.py, BaseLayerWithLoRA.load_weights].
@@ -10,9 +10,22 @@
  * layers of which a name does not say what they are, or mappings of their own. */
 #include "fleet/api/upstream_api_priv.h"
 
+#include <stdio.h>
 #include <string.h>
 
-enum { NAMES_KNOWN_SINCE = 24 }; /* the oldest release whose source was read */
+enum {
+    VLLM_FIRST_MINOR = 10, /* no transfer before it: 0.1.dev is no release */
+    NAMES_KNOWN_SINCE = 24 /* the oldest release whose source was read */
+};
+
+bool vllm_has(const char *release, unsigned minor)
+{
+    unsigned of_major = 0, of_minor = 0;
+
+    if (release == NULL || sscanf(release, "%3u.%4u", &of_major, &of_minor) != 2)
+        return true;
+    return of_major > 0 || of_minor >= minor || of_minor < VLLM_FIRST_MINOR;
+}
 
 static const struct known_model {
     const char *architecture;

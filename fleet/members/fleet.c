@@ -1,8 +1,8 @@
 /* One lock guards the table of engines. Each report and each operation is a change of the table
  * (fleet_change_begin, fleet_change_end); which engines are in rotation follows from the table.
- * This file has the table, its changes and the pause. Reports are in fleet_reports.c, fences in
- * fleet_fence.c, the fleet's version in fleet_version.c, permits in fleet_permits.c, and what users
- * see of the state in fleet_info.c. */
+ * This file has the table and the pause, fleet_change.c its changes. Reports are in
+ * fleet_reports.c, fences in fleet_fence.c, the fleet's version in fleet_decide.c and
+ * fleet_version.c, permits in fleet_permits.c, and what users see of the state in fleet_info.c. */
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
@@ -11,15 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* [splitmix64] */
-uint64_t fleet_hash_mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15U;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9U;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebU;
-    return x ^ x >> 31;
-}
 
 /* One that was removed keeps what a process would keep: it may be the same one. */
 static void upstream_join_locked(struct fleet *f, struct upstream *u)
@@ -127,62 +118,6 @@ struct upstream_list *fleet_list(struct fleet *f)
     list = upstream_list_ref(f->list);
     mtx_unlock(&f->lock);
     return list;
-}
-
-struct fleet_name fleet_name(const struct upstream *u)
-{
-    struct fleet_name w;
-
-    if (u->name != NULL)
-        (void)snprintf(w.text, sizeof w.text, "%s", u->name);
-    else
-        (void)snprintf(w.text, sizeof w.text, "upstream %llu",
-                       (unsigned long long)u->join_order - 1);
-    return w;
-}
-
-void fleet_change_begin(struct fleet *f)
-{
-    mtx_lock(&f->lock);
-}
-
-/* What the change did to the engines of the table. */
-struct change_effect {
-    bool lost, closed, opened;
-};
-
-static void note_effect_locked(struct upstream *u, unsigned before, struct change_effect *effect)
-{
-    bool lost = (before & OUT_UNRELIABLE) == 0 && fleet_is_out(u, OUT_UNRELIABLE);
-
-    if (lost)
-        (void)atomic_fetch_add_explicit(&u->n_lost, 1, memory_order_relaxed);
-    effect->lost = effect->lost || lost;
-    effect->closed = effect->closed || (!lost && before == 0 && u->out != 0);
-    effect->opened = effect->opened || (before != 0 && u->out == 0);
-}
-
-/* Reports engines that are not reliable any more, and that no engine is left in rotation. */
-void fleet_change_end(struct fleet *f)
-{
-    struct change_effect effect = {0};
-    bool none;
-
-    fleet_decide_version_locked(f);
-    for (size_t i = 0; i < f->list->n; i++) {
-        struct upstream *u = f->list->items[i];
-        unsigned before = u->out;
-
-        fleet_derive_locked(f, u);
-        note_effect_locked(u, before, &effect);
-    }
-    none = effect.closed && !fleet_any_serving_locked(f);
-    mtx_unlock(&f->lock);
-    if ((effect.lost || none) && f->cfg.left_rotation != NULL)
-        f->cfg.left_rotation(f->cfg.arg);
-    if (effect.opened)
-        fleet_grant_all(f);
-    fleet_report_states(f);
 }
 
 bool fleet_is_lost(const struct fleet_ticket *t)

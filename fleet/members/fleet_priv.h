@@ -334,7 +334,7 @@ bool fleet_is_kept_locked(const struct fleet *f, const struct fleet_ticket *t);
  * Errors: ERR_ABORTED. */
 int fleet_arrive_locked(struct fleet *f, struct fleet_ticket *t, struct err *e);
 
-/* ---- fleet_version.c ---- */
+/* ---- fleet_decide.c, fleet_version.c ---- */
 
 /* fleet_label_text - a label for a message: "'step-3'", or "(no label)". */
 struct fleet_label_text {

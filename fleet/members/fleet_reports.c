@@ -260,12 +260,6 @@ static void count_failure_locked(struct upstream *u, bool refused, const struct 
     u->no_answer = (struct upstream_error){*why, clock_wall_s()};
 }
 
-void fleet_clear_failure_locked(struct upstream *u)
-{
-    if (fleet_is_alive(u) && u->n_probe_failures == 0)
-        u->no_answer = (struct upstream_error){0};
-}
-
 void fleet_count_failure(struct fleet *f, struct upstream *u)
 {
     mtx_lock(&f->lock);

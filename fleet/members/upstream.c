@@ -4,6 +4,7 @@
 #include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 struct upstream *upstream_new(const char *name)
@@ -168,4 +169,25 @@ void upstream_list_unref(struct upstream_list *list)
     for (size_t i = 0; i < list->n; i++)
         upstream_unref_loose(list->items[i]);
     free(list);
+}
+
+struct fleet_name fleet_name(const struct upstream *u)
+{
+    struct fleet_name w;
+
+    if (u->name != NULL)
+        (void)snprintf(w.text, sizeof w.text, "%s", u->name);
+    else
+        (void)snprintf(w.text, sizeof w.text, "upstream %llu",
+                       (unsigned long long)u->join_order - 1);
+    return w;
+}
+
+/* [splitmix64] */
+uint64_t fleet_hash_mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15U;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9U;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebU;
+    return x ^ x >> 31;
 }

@@ -290,3 +290,9 @@ size_t fleet_errors(struct fleet *f, struct upstream *u, struct upstream_error *
     mtx_unlock(&f->lock);
     return n;
 }
+
+void fleet_clear_failure_locked(struct upstream *u)
+{
+    if (fleet_is_alive(u) && u->n_probe_failures == 0)
+        u->no_answer = (struct upstream_error){0};
+}

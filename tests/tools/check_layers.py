@@ -19,7 +19,7 @@ FILES_MAX = 40  # sources and headers in one folder
 # Files in each circle of calls that has more than CIRCLE_MAX, by room. Other circles are small ones.
 CIRCLE_MAX = 2
 CIRCLES = {
-    "weights": [10, 5, 3], "text": [8, 5, 3], "http": [9], "control": [3], "fleet": [8, 6, 3],
+    "weights": [10, 5, 3], "text": [8, 5, 3], "http": [9], "control": [3], "fleet": [5, 3, 3],
     "handlers": [5, 3], "server": [8],
 }
 
