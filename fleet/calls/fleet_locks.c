@@ -125,8 +125,13 @@ static int take(struct fleet_control *fc, const struct lock_request *r, struct e
 
     mtx_lock(&fc->lock);
     blocker = blocker_locked(fc, r->kind);
-    while (is_owned(&blocker) && wait_locked(fc, r->x, deadline_locked(fc, r, began_us)))
+    while (is_owned(&blocker) && r->wait_us > 0) {
+        if (is_owned(&fc->locks.op) && lock_of(fc, r->kind) != &fc->locks.pause)
+            __atomic_store_n(&fc->locks.op_wanted, true, __ATOMIC_RELEASE);
+        if (!wait_locked(fc, r->x, deadline_locked(fc, r, began_us)))
+            break;
         blocker = blocker_locked(fc, r->kind);
+    }
     disconnected = is_disconnected(r->x);
     if (!is_owned(&blocker) && !disconnected)
         own_locked(fc, r->kind, r->operation);
@@ -141,6 +146,8 @@ static void release(struct fleet_control *fc, struct fleet_lock *l)
     mtx_lock(&fc->lock);
     assert(is_mine(l));
     l->operation = NULL;
+    if (l == &fc->locks.op)
+        __atomic_store_n(&fc->locks.op_wanted, false, __ATOMIC_RELEASE);
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_apply_quiesce(fc);

@@ -42,9 +42,9 @@ struct fleet_gate {
 };
 
 struct fleet_gates {
-    bool running; /* the job is posted */
+    bool running, sleeping; /* the job is posted; that of the sleeps is */
 
-    struct job job; /* of the loop's thread, and so are the next two */
+    struct job job, sleep_job; /* of the loop's thread, and so are the next two */
     struct loop_item item;
     struct loop_timer timer;
 };

@@ -119,6 +119,7 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
         calls[i].until_down = targets[i].until_down;
         calls[i].given_up = targets[i].given_up;
         calls[i].late_us = targets[i].late_us;
+        calls[i].given_up_us = targets[i].given_up_us;
         calls[i].n_enough = targets[i].n_enough;
         calls[i].upstream = targets[i].upstream;
         if ((w->kind == WHAT_QUERY

@@ -37,6 +37,7 @@ struct fleet_target {
     uint64_t late_us;     /* and so long after n_enough others have answered well: FLEET_UNKNOWN,
                              ERR_UNSYNCED; 0: never */
     size_t n_enough;
+    uint64_t given_up_us; /* given_up counts so long after the start only */
     /* Called as soon as its result is known, while the others may be under way: on the calling
      * thread, without a lock. The text may be moved out. NULL: none */
     void (*answered)(void *arg, struct fleet_result *result);

@@ -36,8 +36,8 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     u->have.weights.serial = 0;
     if (u->have.weights.fault == FAULT_WRONG)
         u->have.weights.fault = FAULT_TORN; /* not known to be another process */
-    if (f->woken && upstream_config(u) != NULL && upstream_caps_of(u)->wakes_twice)
-        have_missed_wake(&u->have);
+    if (upstream_config(u) != NULL && upstream_caps_of(u)->wakes_twice)
+        have_missed_wake(&u->have, &f->woken);
     u->join_incarnation = u->incarnation;
     u->reports_us = u->n_unreported = 0;
     u->n_reports = 0;

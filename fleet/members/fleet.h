@@ -226,8 +226,10 @@ void fleet_found_awake(struct fleet *f, struct upstream *upstream, uint64_t chan
  * others get that when they answer (fleet/want/fleet_gate.c); but those that hide whether they
  * sleep are fenced until fleet_resync or an update, unless they are fenced already, and of removed
  * ones those that may sleep.
+ * @of     the parts of them
  * @asked  [n] */
-void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *asked, size_t n);
+void fleet_slept(struct fleet *f, bool asleep, const struct api_sleep *of,
+                 const struct upstream *const *asked, size_t n);
 
 /* fleet_fence - an update began to change the engine and failed there. */
 void fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *why);

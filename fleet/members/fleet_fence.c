@@ -66,17 +66,21 @@ void fleet_want_sleep(struct fleet *f, bool weights, bool kv)
     fleet_change_end(f);
 }
 
-void fleet_slept(struct fleet *f, bool asleep, const struct upstream *const *asked, size_t n)
+void fleet_slept(struct fleet *f, bool asleep, const struct api_sleep *of,
+                 const struct upstream *const *asked, size_t n)
 {
     fleet_change_begin(f);
-    f->woken = !asleep;
+    if (of->weights)
+        f->woken.weights = !asleep;
+    if (of->kv)
+        f->woken.kv = !asleep;
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];
 
         if (!fleet_is_among(asked, n, u) && fleet_hides_sleep(u) && counts_as_missed(u, asleep))
-            have_missed_sleep(&u->have, asleep);
+            have_missed_sleep(&u->have, asleep, of);
         else if (!asleep && !upstream_is_removed(u)) /* or failed to wake */
-            have_missed_wake(&u->have);
+            have_missed_wake(&u->have, of);
     }
     fleet_change_end(f);
 }

@@ -46,14 +46,12 @@ enum fleet_need fleet_needs(struct fleet *f, struct upstream *u)
     enum fleet_need need = NEED_NOTHING;
 
     mtx_lock(&f->lock);
-    if (fleet_has_stale_caches(u))
+    if (fleet_has_stale_caches(u) && retry_is_due(&u->needs[NEED_CACHES].retry))
         need = NEED_CACHES;
-    else if (u->n_differ > 0)
+    else if (u->n_differ > 0 && retry_is_due(&u->needs[NEED_ADAPTERS].retry))
         need = NEED_ADAPTERS;
-    else if (u->have.weights.earlier_name)
+    else if (fleet_awaits_name(u) && retry_is_due(&u->needs[NEED_NAME].retry))
         need = NEED_NAME;
-    if (!retry_is_due(&u->needs[need].retry))
-        need = NEED_NOTHING;
     mtx_unlock(&f->lock);
     return need;
 }

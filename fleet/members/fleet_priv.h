@@ -14,8 +14,9 @@
 #include <string.h>
 
 enum {
-    FLEET_NAME_MAX = 200,      /* bytes of an engine's name in a message */
-    FLEET_LABEL_TEXT_MAX = 60, /* bytes of a label in a message */
+    FLEET_NAME_MAX = 200,             /* bytes of an engine's name in a message */
+    FLEET_LABEL_TEXT_MAX = 60,        /* bytes of a label in a message */
+    UPSTREAM_START_LOST_US = 30000000 /* so long a start without an answer may still be executed */
 };
 
 enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
@@ -87,6 +88,8 @@ struct upstream {
     unsigned n_probe_failures;  /* of status probes, in a row */
     enum switch_part switching; /* its part in the switch of the fleet's version under way */
     char update_id[FLEET_UPDATE_ID_MAX + 1]; /* its own update of the fleet's version; "": none */
+    uint64_t own_start_lost_us; /* when the answer to a start of its own update was given up, or
+                                   lost; 0: never */
     char earlier_label[FLEET_LABEL_MAX + 1]; /* with have.weights.earlier_name */
     struct upstream_report report;
     uint64_t n_failures;
@@ -137,8 +140,8 @@ struct fleet {
     bool switching, switched; /* since fleet_begin_switch, fleet_switch_version; until its end */
     struct {
         bool weights, kv;
-    } asleep;   /* what is to be: fleet_want_sleep */
-    bool woken; /* the engines were; one that joins may have missed it */
+    } asleep;               /* what is to be: fleet_want_sleep */
+    struct api_sleep woken; /* the engines were; one that joins may have missed it */
     struct fleet_adapters adapters;
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
@@ -345,6 +348,12 @@ struct fleet_label_text fleet_label_text(const char *label);
 /* fleet_decide_version_locked - before the first update: decide which version is the fleet's, and
  * which engines are synced. */
 void fleet_decide_version_locked(struct fleet *f);
+
+/* fleet_awaits_name - is it to be given the last name? Not weights that a fault has changed. */
+static inline bool fleet_awaits_name(const struct upstream *u)
+{
+    return u->have.weights.earlier_name && !have_is_broken(&u->have);
+}
 
 /* fleet_has_earlier_name - does it serve the fleet's version, under this earlier name of it?
  * fleet_check_name_locked - what a report tells of an engine that has not taken the last name. */

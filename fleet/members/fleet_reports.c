@@ -70,6 +70,8 @@ void fleet_reset_locked(struct upstream *u, bool certain)
 {
     u->incarnation++;
     have_reset(&u->have, certain);
+    if (certain)
+        u->own_start_lost_us = 0;
     fleet_reset_needs_locked(u, certain);
 }
 
@@ -101,6 +103,8 @@ bool fleet_answer(struct fleet *f, struct upstream *u, enum api_op op, const str
     same = fleet_adapter_is_same_locked(f, op, args, digest);
     have_answer(&u->have, op, args, before, same ? answer : HAVE_LOST,
                 before->incarnation == u->incarnation);
+    if (op == API_START_UPDATE && answer == HAVE_LOST)
+        u->own_start_lost_us = clock_now_us();
     if (before->adapter != NULL)
         fleet_adapter_answered_locked(f, u, before);
     if (answer_changes_rotation(op))

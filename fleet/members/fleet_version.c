@@ -41,6 +41,7 @@ static void set_behind_locked(const struct fleet *f, struct upstream *u)
     if (upstream_is_removed(u))
         return; /* its requests finish on the version that they began with */
     u->have.weights.state = WEIGHTS_OTHER;
+    u->have.weights.earlier_name = false; /* the fleet's name is of other weights now */
     FLEET_SET_WHY(u, REASON_OTHER_WEIGHTS, "it did not get version '%s'", f->label);
 }
 
@@ -224,8 +225,8 @@ bool fleet_may_name(struct fleet *f, struct upstream *u, const char *label)
     bool may;
 
     mtx_lock(&f->lock);
-    may = fleet_has_earlier_name(u, label) ||
-          (u->have.weights.earlier_name && strcmp(label, f->label) == 0);
+    may = fleet_awaits_name(u) &&
+          (fleet_has_earlier_name(u, label) || strcmp(label, f->label) == 0);
     mtx_unlock(&f->lock);
     return may;
 }

@@ -33,9 +33,11 @@ void have_reset(struct engine_have *have, bool certain)
         have->gate = GATE_RUNNING;
     else if (have->gate == GATE_PAUSED)
         have->gate = GATE_UNKNOWN;
-    if (certain)
+    if (certain) {
         have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
                                                                        : SLEEP_AWAKE;
+        have->sleep.slept = false;
+    }
     if (have->sleep.weights == SLEEP_ASLEEP)
         have->sleep.weights = SLEEP_UNKNOWN;
     if (have->sleep.kv == SLEEP_ASLEEP)
@@ -169,8 +171,12 @@ static void answer_sleep(struct engine_have *have, enum api_op op, const struct 
 {
     set_sleep(have, args, sleep_answered(op, before->weights, answer),
               sleep_answered(op, before->kv, answer));
-    if (op == API_WAKE && answer == HAVE_GOOD && !have_may_sleep(have))
+    if (op == API_SLEEP && answer == HAVE_GOOD)
+        have->sleep.slept = true;
+    if (op == API_WAKE && answer == HAVE_GOOD && !have_may_sleep(have)) {
         have->sleep_calls.asked = false; /* a process that was started since is awake too */
+        have->sleep.slept = false;
+    }
 }
 
 static bool drops_weights(enum api_op op, const struct api_args *args)
@@ -238,11 +244,11 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
 
 /* what is known otherwise */
 
-void have_missed_wake(struct engine_have *have)
+void have_missed_wake(struct engine_have *have, const struct api_sleep *of)
 {
-    if (have->sleep.weights == SLEEP_NOT_OURS)
+    if (of->weights && have->sleep.weights == SLEEP_NOT_OURS)
         have->sleep.weights = SLEEP_UNKNOWN;
-    if (have->sleep.kv == SLEEP_NOT_OURS)
+    if (of->kv && have->sleep.kv == SLEEP_NOT_OURS)
         have->sleep.kv = SLEEP_UNKNOWN;
 }
 
@@ -252,12 +258,12 @@ void have_found_awake(struct engine_have *have, uint64_t change)
         have->sleep.weights = have->sleep.kv = SLEEP_AWAKE;
 }
 
-void have_missed_sleep(struct engine_have *have, bool asleep)
+void have_missed_sleep(struct engine_have *have, bool asleep, const struct api_sleep *of)
 {
     if (have->weights.fault == FAULT_NONE)
         have_fault(have, asleep ? FAULT_SLEEP_MISSED : FAULT_WAKE_MISSED);
     if (!asleep && have->weights.fault != FAULT_SLEEP_MISSED) /* else it was never asked to sleep */
-        have_missed_wake(have);
+        have_missed_wake(have, of);
 }
 
 void have_version(struct engine_have *have, uint64_t serial)
@@ -272,6 +278,7 @@ void have_fault(struct engine_have *have, enum weights_fault fault)
 {
     have->weights.fault = fault;
     have->weights.fault_is_older = false;
+    have->weights.earlier_name = false;
 }
 
 uint64_t have_caches_changed(struct engine_have *have, bool weights)

@@ -87,6 +87,8 @@ struct engine_have {
     enum own_fact own;
     struct {
         enum sleep_fact weights, kv;
+        bool
+            slept; /* it has answered a sleep well, and no wake since: so it has a route for both */
     } sleep;
     struct {
         enum weights_fact state;
@@ -146,9 +148,10 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
                  const struct have_before *before, enum have_answer answer, bool same);
 
 /* have_missed_sleep - the others were put to sleep, or woken, without it. An earlier fault stays.
- * have_missed_wake - so it may sleep, though this server has not put it to sleep. */
-void have_missed_sleep(struct engine_have *have, bool asleep);
-void have_missed_wake(struct engine_have *have);
+ * have_missed_wake - so it may sleep, though this server has not put it to sleep.
+ * @of  the parts that the request was about */
+void have_missed_sleep(struct engine_have *have, bool asleep, const struct api_sleep *of);
+void have_missed_wake(struct engine_have *have, const struct api_sleep *of);
 
 /* have_found_awake - it made a token, or has no route to be put to sleep: so it is awake, unless it
  * was asked to sleep or to wake since. @change  when it was asked for that */

@@ -1,6 +1,7 @@
 /* References to engines, and lists of them. */
 #include "fleet/members/upstream.h"
 
+#include "base/clock.h"
 #include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
 
@@ -115,7 +116,9 @@ bool upstream_may_be_paused(const struct upstream *u)
 void upstream_note_closed(struct upstream *u)
 {
     mtx_lock(&u->fleet->lock);
-    u->have.own = OWN_CLOSED;
+    if (u->own_start_lost_us == 0 ||
+        clock_now_us() >= u->own_start_lost_us + UPSTREAM_START_LOST_US)
+        u->have.own = OWN_CLOSED;
     mtx_unlock(&u->fleet->lock);
 }
 

@@ -52,7 +52,8 @@ bool upstream_may_be_paused(const struct upstream *u);
 
 bool upstream_is_fenced(const struct upstream *u); /* as in upstream_info */
 
-/* upstream_note_closed - it reports that it keeps no update open. Threads: any. */
+/* upstream_note_closed - it reports that it keeps no update open. That counts for nothing while a
+ * start that was not answered may still be executed. Threads: any. */
 void upstream_note_closed(struct upstream *u);
 
 /* upstream_set_control - what the control plane knows of it; freed with it. Before it is in a list

@@ -24,6 +24,7 @@ struct upstream_fanout {
     upstream_fanout_reply_fn *on_reply; /* NULL: none */
     void *arg;                          /* of both */
     size_t n, n_left, n_good;
+    uint64_t began_us;
     uint64_t good_us; /* when the last good reply came that a late_us waits for, or the start */
     struct upstream_reply *replies; /* owned; [n] */
 
@@ -274,7 +275,7 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
     f->client = c;
     f->done = done;
     f->arg = arg;
-    f->good_us = clock_now_us();
+    f->began_us = f->good_us = clock_now_us();
     for (size_t i = 0; i < n; i++) {
         f->replies[i].good = f->parts[i].call.request.method == NULL;
         f->n_good += f->replies[i].good;
@@ -329,7 +330,9 @@ void upstream_fanout_give_up(struct upstream_fanout *f,
     for (size_t i = 0; i < f->n; i++) {
         struct part *p = &f->parts[i];
 
-        if (p->http_call == NULL || !(is_late(p) || is_down(arg, &p->call)))
+        if (p->http_call == NULL ||
+            !(is_late(p) ||
+              (clock_now_us() >= f->began_us + p->call.given_up_us && is_down(arg, &p->call))))
             continue;
         part_give_up(p, is_late(p));
         part_tell(p);

@@ -29,6 +29,7 @@ struct upstream_call {
     const bool
         *given_up;    /* atomic, outlives the fan-out: stop waiting once it is true; NULL: never */
     uint64_t late_us; /* stop waiting so long after good replies to n_enough others; 0: never */
+    uint64_t given_up_us; /* given_up counts so long after the start only */
     size_t n_enough;
 };
 

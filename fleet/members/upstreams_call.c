@@ -89,7 +89,13 @@ void upstreams_check_down(void *arg)
     }
 }
 
-/* Few calls are watched, so each just sets the timer again. */
+/* One that is armed stays as it is: else each new call would put it off. */
+static void watch(struct upstreams *u)
+{
+    if (u->down_check.prev_next == NULL)
+        loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
+}
+
 static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
 {
     struct upstreams *u = b->upstreams;
@@ -98,7 +104,7 @@ static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
     upstream_fanout_on_reply(fanout, on_reply);
     for (size_t i = 0; i < b->n; i++)
         if (b->calls[i].until_down || b->calls[i].given_up != NULL || b->calls[i].late_us > 0)
-            loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
+            watch(u);
 }
 
 static void start_batch(void *arg)

@@ -39,6 +39,7 @@ static void set_before_bytes(struct fleet_control *fc, struct fleet_session *s,
     n_others = n_live > b->n ? n_live - b->n : 0;
     for (size_t i = 0; i < b->n && s->given_up == NULL; i++) {
         b->targets[i].given_up = &fc->locks.cuts;
+        b->targets[i].given_up_us = FLEET_LATE_US;
         b->targets[i].late_us = leaves_late ? FLEET_LATE_US : 0;
         b->targets[i].n_enough = n_needed > n_others ? n_needed - n_others : 0;
     }

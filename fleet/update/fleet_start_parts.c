@@ -18,11 +18,12 @@ static bool is_woken(const struct fleet_part *p, const void *arg)
     return !p->out && !p->two_phase && (of->weights || of->kv);
 }
 
-/* One without a route to wake it was not put to sleep by one either. */
+/* One without a route to wake it was not put to sleep by one either, if it has answered no sleep.
+ */
 static void on_woken(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
-    if (fleet_result_may_have_run(result))
+    if (result->outcome != FLEET_REFUSED || upstream_have(p->upstream).sleep.slept)
         part_drop_failed(p, result);
 }
 
@@ -119,6 +120,8 @@ static void on_started(struct fleet_part *p, struct fleet_result *result, void *
     if (p->own_update != PART_UPDATE_NONE &&
         !(p->own_update == PART_UPDATE_EARLIER && result->outcome == FLEET_REFUSED))
         part_drop_failed(p, result);
+    if (part_may_hang(p))
+        p->weights = PART_TORN; /* it may still be executed at any time */
 }
 
 bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session *s,

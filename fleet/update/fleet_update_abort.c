@@ -106,8 +106,10 @@ int fleet_abort_start(struct fleet_control *fc, const char *id, struct fleet_ses
 int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
                        struct err *e)
 {
-    if (!fleet_update_is_open(fc, s) && s->phase == UPDATE_ABORTED)
-        return 0;
+    if (!fleet_update_is_open(fc, s)) /* nothing that is under way is of it */
+        return s->phase == UPDATE_ABORTED
+                   ? 0
+                   : err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
     if (fleet_abort_lock(fc, aborting, e) != 0)
         return -1;
     return abort_session(fc, s, why, e);

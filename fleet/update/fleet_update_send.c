@@ -76,6 +76,8 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
         fleet_release_unchanged(fc, s, true);
         rc = fleet_require_quorum(fc, s, e);
     }
+    if (rc == 0 && s->given_up == NULL && __atomic_load_n(&fc->locks.cuts, __ATOMIC_ACQUIRE))
+        rc = err_set(e, ERR_CONFLICT, "", "an abort came before the first byte");
     mtx_lock(&fc->lock);
     s->prepared = rc == 0;
     mtx_unlock(&fc->lock);

@@ -157,8 +157,10 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase) {
             batch_add(&b, s, i, &args);
-            if (s->given_up == NULL)
+            if (s->given_up == NULL) {
                 b.targets[b.n - 1].given_up = &fc->locks.cuts;
+                b.targets[b.n - 1].given_up_us = FLEET_LATE_US;
+            }
         }
     recover(fc, s);
     if (fanout_validate(fc, s, API_START_UPDATE, &args, e) == 0 &&

@@ -123,6 +123,14 @@ static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstr
 
 /* One that missed the sleep of all: not at level 2, by which it would lose its weights, and not one
  * that hides whether it sleeps already. An update wakes by itself the engines that take part. */
+/* It reports that it sleeps, and has answered no sleep of this server: it is shown, and woken when
+ * somebody asks for it, or before an update. */
+static bool is_asleep_by_client(const struct upstream_info *info)
+{
+    return !info->have.sleep.slept && info->report.held != NULL &&
+           strcmp(info->report.held, "asleep") == 0;
+}
+
 static enum step sleep_step_of_locked(struct fleet_control *fc, struct upstream *upstream)
 {
     bool all_sleep = fc->sleep.weights && fc->sleep.kv && fc->sleep.level == 1;
@@ -133,7 +141,7 @@ static enum step sleep_step_of_locked(struct fleet_control *fc, struct upstream 
         !retry_is_due(&fleet_engine(upstream)->gate.sleep_retry))
         return STEP_NONE;
     if (info.to_wake.weights || info.to_wake.kv)
-        return STEP_WAKE;
+        return is_asleep_by_client(&info) ? STEP_NONE : STEP_WAKE;
     return all_sleep && !info.fenced && !upstream_caps_of(upstream)->hides_pause &&
                    (info.have.sleep.weights != SLEEP_ASLEEP || info.have.sleep.kv != SLEEP_ASLEEP)
                ? STEP_SLEEP
@@ -293,6 +301,11 @@ static void send_steps(struct fleet_control *fc, const struct upstream_list *all
 
 /* sleep */
 
+static bool lacks_route(int status)
+{
+    return status == 404 || status == 405;
+}
+
 /* What has no route to be woken by was not put to sleep by one either. */
 static void apply_sleep(struct fleet_control *fc, enum step step, const struct fleet_result *result)
 {
@@ -303,8 +316,8 @@ static void apply_sleep(struct fleet_control *fc, enum step step, const struct f
     fleet_info(fleet_of(fc), result->upstream, &info);
     if (step == STEP_SLEEP && result_ok(result))
         fleet_confirm_quiesced(fleet_of(fc), result->upstream, info.incarnation);
-    else if (step == STEP_WAKE && result->outcome == FLEET_REFUSED && result->status == 404 &&
-             !have_is_asleep(&info.have))
+    else if (step == STEP_WAKE && result->outcome == FLEET_REFUSED && lacks_route(result->status) &&
+             !info.have.sleep.slept)
         fleet_found_awake(fleet_of(fc), result->upstream, info.have.change);
     mtx_lock(&fc->lock);
     first = g->sleep_retry.delay_us == 0;
@@ -337,7 +350,10 @@ static void send_sleep(struct fleet_control *fc, const struct upstream_list *all
                                   : (struct api_sleep){.level = 1, .weights = true, .kv = true};
         args[n].sleep = &of[n];
         targets[n] = (struct fleet_target){
-            .upstream = all->items[i], .args = &args[n], .until_down = true};
+            .upstream = all->items[i],
+            .args = &args[n],
+            .until_down = true,
+            .given_up = upstream_caps_of(all->items[i])->hides_pause ? NULL : &fc->locks.op_wanted};
         n++;
     }
     mtx_unlock(&fc->lock);
@@ -381,7 +397,6 @@ void fleet_gate_drive(struct fleet_control *fc)
         send_steps(fc, all);
         fleet_pause_unlock(fc);
     }
-    send_sleeps(fc, all);
     upstream_list_unref(all);
 }
 
@@ -392,6 +407,19 @@ static void run(void *arg)
     fleet_gate_drive(fc);
     mtx_lock(&fc->lock);
     fc->gates.running = false;
+    mtx_unlock(&fc->lock);
+}
+
+/* By itself: a wake may last long, and pauses and resumes of the others do not wait for it. */
+static void run_sleeps(void *arg)
+{
+    struct fleet_control *fc = arg;
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+
+    send_sleeps(fc, all);
+    upstream_list_unref(all);
+    mtx_lock(&fc->lock);
+    fc->gates.sleeping = false;
     mtx_unlock(&fc->lock);
 }
 
@@ -415,22 +443,28 @@ static void on_timer(void *arg)
     struct fleet_gates *g = &fc->gates;
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct err ignored = {0};
-    bool starts = false;
+    bool starts = false, sleeps = false;
 
     mtx_lock(&fc->lock);
+    for (size_t i = 0; i < all->n && !g->sleeping; i++)
+        sleeps = sleeps || sleep_step_of_locked(fc, all->items[i]) != STEP_NONE;
     for (size_t i = 0; i < all->n && !g->running; i++) {
         if (has_been_resumed_locked(fc, all->items[i]))
             log_step("upstream.fence_resumed",
                      &(struct fleet_result){.upstream = all->items[i], .outcome = FLEET_OK});
-        starts = starts || step_of_locked(fc, all->items[i]) != STEP_NONE ||
-                 sleep_step_of_locked(fc, all->items[i]) != STEP_NONE;
+        starts = starts || step_of_locked(fc, all->items[i]) != STEP_NONE;
     }
     g->running = g->running || starts;
+    g->sleeping = g->sleeping || sleeps;
     mtx_unlock(&fc->lock);
     upstream_list_unref(all);
     if (starts) {
         g->job = (struct job){.run = run, .arg = fc};
         (void)workers_post(fc->cfg.executor, &g->job, WORKERS_URGENT, &ignored);
+    }
+    if (sleeps) {
+        g->sleep_job = (struct job){.run = run_sleeps, .arg = fc};
+        (void)workers_post(fc->cfg.executor, &g->sleep_job, WORKERS_URGENT, &ignored);
     }
     fleet_own_updates_look(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &g->timer, clock_after_us(GATE_INTERVAL_US));

@@ -63,7 +63,7 @@ static void check_one(struct fleet_control *fc, struct upstream *upstream)
 
     fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
-    starts = info.alive && !info.removed && may_start_locked(fc, upstream);
+    starts = info.alive && !info.removed && !info.may_sleep && may_start_locked(fc, upstream);
     if (starts) {
         f->running = true;
         fc->reconcile.n_running++;

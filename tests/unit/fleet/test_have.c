@@ -238,21 +238,23 @@ static void test_a_sleep_is_known_by_its_answer(void **state)
     assert_int_equal(have.weights.fault, FAULT_NONE);
 }
 
+static const struct api_sleep all_of_it = {.weights = true, .kv = true};
+
 /* An earlier server may have put it to sleep; not if it was away for a sleep of this one. */
 static void test_one_that_misses_a_wake_may_sleep(void **state)
 {
     (void)state;
     change(API_WAKE, true, false, HAVE_REFUSED);
     assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
-    have_missed_sleep(&have, true);
-    have_missed_sleep(&have, false);
+    have_missed_sleep(&have, true, &all_of_it);
+    have_missed_sleep(&have, false, &all_of_it);
     assert_sleep(SLEEP_NOT_OURS, SLEEP_NOT_OURS);
     assert_int_equal(have.weights.fault, FAULT_SLEEP_MISSED); /* the first one */
     have_init(&have);
-    have_missed_sleep(&have, false);
+    have_missed_sleep(&have, false, &all_of_it);
     assert_sleep(SLEEP_UNKNOWN, SLEEP_UNKNOWN);
     change(API_WAKE, true, true, HAVE_GOOD);
-    have_missed_sleep(&have, false);
+    have_missed_sleep(&have, false, &all_of_it);
     assert_sleep(SLEEP_AWAKE, SLEEP_AWAKE); /* it was woken since, and not put to sleep */
 }
 
@@ -318,7 +320,7 @@ static void test_a_fault_outlives_the_process(void **state)
     assert_true(have_is_broken(&have) && !have.weights.fault_is_older);
     assert_int_equal(have.weights.fault, FAULT_DROPPED);
     assert_int_equal(have.weights.state, WEIGHTS_SERIAL);
-    have_missed_sleep(&have, false);
+    have_missed_sleep(&have, false, &all_of_it);
     have_reset(&have, true);
     assert_true(have_is_broken(&have) && have.weights.fault_is_older);
     assert_int_equal(have.weights.fault, FAULT_DROPPED);

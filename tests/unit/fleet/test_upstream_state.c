@@ -35,6 +35,7 @@ static const struct {
 };
 
 static struct fleet served = {.serial = 7};
+static const struct api_sleep all_of_it = {.weights = true, .kv = true};
 static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM},
                                     sglang = {.kind = UPSTREAM_SGLANG};
 
@@ -262,7 +263,7 @@ static void miss(struct fleet *f, bool asleep)
 
     atomic_store(&engine_at(f, 0)->config, &hides);
     ask(f, API_WAKE, 0, HAVE_GOOD);
-    fleet_slept(f, asleep, asked, 1);
+    fleet_slept(f, asleep, &all_of_it, asked, 1);
 }
 
 static void miss_sleep(struct fleet *f)
@@ -288,7 +289,7 @@ static void be_away_from_wake(struct fleet *f)
     const struct upstream *asked[] = {engine_at(f, 1)};
 
     atomic_store(&engine_at(f, 0)->config, &reports);
-    fleet_slept(f, false, asked, 1);
+    fleet_slept(f, false, &all_of_it, asked, 1);
 }
 
 static void wake_it(struct fleet *f)
@@ -528,7 +529,7 @@ static void test_no_engine_leaves_rotation_while_all_are_put_to_sleep_or_woken(v
         fleet_doubt(f, engine_at(f, 0), op, &args, &before);
         assert_int_equal(engine_at(f, 0)->out, 0);
         fleet_answer(f, engine_at(f, 0), op, &args, &before, HAVE_GOOD, NULL);
-        fleet_slept(f, asleep, all, 2);
+        fleet_slept(f, asleep, &all_of_it, all, 2);
         if (!asleep)
             fleet_want_sleep(f, false, false);
         assert_int_equal(engine_at(f, 0)->out, 0);
