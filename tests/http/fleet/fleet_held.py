@@ -176,8 +176,91 @@ def not_closed():
         f.update_all()
 
 
+def aborted_while_slow():
+    """An engine that is only slow is not given up: it is in doubt about nothing, and serves on."""
+    with Fleet(*[WHICH] * 2) as f:
+        for op in "pause", "mark", "start":
+            mine, said = begin(f), []
+            f.clean()
+            for d in f.doubles:
+                d.order(op, "slow", ms=600, times=1)
+            t = threading.Thread(target=lambda m=mine, s=said: s.append(f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **m))))
+            t.start()
+            f.doubles[1].wait("it is in it", lambda op=op: f.doubles[1].journal(op))
+            assert f.front.post("/v1/update_weights/abort", mine)["phase"] == "aborted"
+            t.join()
+            assert said[0][0] != 200, said
+            assert not f.doubles[0].journal("update"), f.doubles[0].journal()
+            f.wait("serving", "serving")
+            assert f.pauses() == [None] * 2, (op, f.pauses())
+
+
+def another_is_aborted():
+    """An abort of an update that has ended ends nothing of the one under way."""
+    fleet_control.TIMEOUT_MS = 60000
+    with Fleet(*[WHICH] * 2) as f:
+        f.update_all()
+        old, mine, said = dict(f.id), begin(f), []
+        f.doubles[1].order("pause", "slow", ms=3000, times=1)
+        t = threading.Thread(target=lambda: said.append(f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **mine))))
+        t.start()
+        f.doubles[1].wait("it is in it", lambda: f.doubles[1].journal("pause"))
+        assert f.front.ask("POST", "/v1/update_weights/abort", old)[0] == 409
+        t.join()
+        assert said[0][0] == 200, said
+        f.front.post("/v1/update_weights/finish", mine)
+        f.wait("serving", "serving")
+    fleet_control.TIMEOUT_MS = TIMEOUT_MS
+
+
+def named_for_its_weights_only():
+    """One that did not take a name, and then misses the next version, is not given the name of that."""
+    with Fleet(*[WHICH] * 3, min_ready=1) as f:
+        f.update_all()
+        d = f.doubles[1]
+        d.order("finish" if WHICH == "sglang" else "relabel", "status", status=503, times=0)
+        assert f.front.ask("POST", "/v1/weights/label", {"weight_version": next(LABELS)})[0] >= 500
+        if f.tensors() is BROADCAST:
+            f.init()
+        d.order("pause", "status", status=503, times=1)
+        step, _, said = f.update(next(LABELS))
+        assert step is None and ok_of(said) == [True, False, True], (step, said)
+        d.good("DELETE", "/fault")
+        time.sleep(1.5)  # names are given after 0.25 s
+        assert d.state()["version"] != f.label, d.state()
+        f.wait("serving", "unsynced", "serving")
+
+
+def woken_in_part():
+    """What was not asked to wake is not in doubt."""
+    with Fleet(*[WHICH] * 2) as f:
+        f.update_all()
+        f.clean()
+        part = {"tags": ["kv_cache"]}
+        if WHICH == "sglang":
+            f.front.post("/v1/sleep", part)
+        f.front.post("/v1/wake", part)
+        assert f.states() == ["serving"] * 2, f.front.upstreams()
+        f.stays("serving", "serving")
+        assert [len(d.journal("wake")) for d in f.doubles] == [1, 1], [d.journal("wake") for d in f.doubles]
+
+
+def put_to_sleep_by_a_client():
+    """At the engine itself: whoever asks for a wake here wakes it all the same."""
+    with Fleet(*[WHICH] * 2) as f:
+        f.update_all()
+        f.front.post("/v1/sleep")
+        f.front.post("/v1/wake")
+        f.wait("serving", "serving")
+        for d in f.doubles:
+            d.good("POST", "/release_memory_occupation" if WHICH == "sglang" else "/sleep", {})
+        f.front.post("/v1/wake")
+        assert not any(d.state()["weights_asleep"] or d.state()["kv_released"] for d in f.doubles), [d.state() for d in f.doubles]
+        f.wait("serving", "serving")
+
+
 def main():
-    for case in (started_in_doubt, not_closed, torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived,
+    for case in (aborted_while_slow, another_is_aborted, named_for_its_weights_only, woken_in_part, put_to_sleep_by_a_client, started_in_doubt, not_closed, torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived,
                  without_a_wake, late, aborted_while_it_prepares):
         case()
 
