@@ -129,7 +129,8 @@ enum { CONFIG_LIST_MAX = 256 };
     X(INT, http_server_threads, "front-threads", "N", "1", 1, 64,                                  \
       "event loops of the HTTP server")                                                            \
     X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \
-      "threads for update, weights and status requests")                                           \
+      "threads for update, weights and status requests; in front of a fleet as many "              \
+      "again for those that wait for upstreams")                                                   \
     X(INT, control_queue, "control-queue", "N", "1024", 1, 1000000,                                \
       "control requests that may wait; more get 503")                                              \
     X(INT, generate_concurrency, "generate-concurrency", "N", "512", 1, 1000000,                   \
