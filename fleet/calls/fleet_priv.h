@@ -71,7 +71,6 @@ struct fleet_reconciler {
 };
 
 struct fleet_reconcilers {
-    unsigned n_running;
     struct loop_item item; /* of the loop's thread, and so is the next one */
     struct loop_timer timer;
 };

@@ -1,6 +1,6 @@
-/* One job for each engine, and a limit on how many run. They take no operation lock: a trainer's
- * load may come at any moment, and is newer than what a job is doing; where the two overlap, what
- * the engine has is unknown (fleet/members/have.h). */
+/* One job for each engine, which holds no thread while it waits. They take no operation lock: a
+ * trainer's load may come at any moment, and is newer than what a job is doing; where the two
+ * overlap, what the engine has is unknown (fleet/members/have.h). */
 #include "fleet/want/fleet_reconcile.h"
 
 #include "base/log.h"
@@ -12,8 +12,7 @@
 
 enum {
     RECONCILE_INTERVAL_US = 250000, /* between two checks of all engines */
-    RECONCILE_NAME_US = 1000000,    /* operations wait for each of two requests */
-    RECONCILE_JOBS_MAX = 4          /* at the same time: other work needs threads too */
+    RECONCILE_NAME_US = 1000000     /* operations wait for each of two requests */
 };
 
 static void on_timer(void *arg);
@@ -36,8 +35,7 @@ void fleet_reconcile_start(struct fleet_control *fc)
 
 static bool may_start_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    return !fleet_engine(upstream)->reconcile.running &&
-           fc->reconcile.n_running < RECONCILE_JOBS_MAX && !fc->sleep.weights && !fc->sleep.kv &&
+    return !fleet_engine(upstream)->reconcile.running && !fc->sleep.weights && !fc->sleep.kv &&
            !fleet_engine_is_held_locked(fc, upstream) && !fleet_gate_differs_locked(fc, upstream) &&
            fleet_needs(fleet_of(fc), upstream) != NEED_NOTHING;
 }
@@ -49,7 +47,6 @@ static void end_job(struct fleet_reconciler *f)
 
     mtx_lock(&fc->lock);
     f->running = false;
-    fc->reconcile.n_running--;
     mtx_unlock(&fc->lock);
     upstream_unref(f->upstream);
 }
@@ -66,7 +63,6 @@ static void check_one(struct fleet_control *fc, struct upstream *upstream)
     starts = info.alive && !info.removed && !info.may_sleep && may_start_locked(fc, upstream);
     if (starts) {
         f->running = true;
-        fc->reconcile.n_running++;
         (void)upstream_ref(upstream); /* until end_job */
     }
     mtx_unlock(&fc->lock);
