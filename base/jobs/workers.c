@@ -473,7 +473,7 @@ int workers_post(struct workers *w, struct job *job, enum workers_lane lane, str
 
     mtx_lock(&w->lock);
     n_open = w->n_waiting + w->lanes[lane == WORKERS_PRIOR ? WORKERS_URGENT : lane].n;
-    if (w->stopping && (lane == WORKERS_NORMAL || w->n_alive == 0)) {
+    if (w->stopping && (lane != WORKERS_URGENT || w->n_alive == 0)) {
         rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
     } else if (n_open >= max_of(w, lane)) {
         rc = err_set(e, ERR_OVERLOADED, "", "the %s queue is full (%zu waiting)", w->name, n_open);

@@ -41,10 +41,10 @@ struct workers_cfg {
  * Errors: ERR_NO_MEMORY, ERR_INTERNAL (a thread could not start); *out untouched. */
 int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err *e);
 
-/* workers_stop - run what is queued, then join the threads. Later posts to the normal lane are
- * refused. Urgent posts are refused only after the last thread has found nothing to do, so an
- * urgent job that a job of the pool posts still runs.
- * Threads: the owner's, none of the pool's. Blocks until the last job has returned. */
+/* workers_stop - run what is queued, then join the threads. Later posts to other lanes than the
+ * urgent one are refused. Urgent posts are refused only after the last thread has found nothing to
+ * do, so an urgent job that a job of the pool posts still runs. Threads: the owner's, none of the
+ * pool's. Blocks until the last job has returned. */
 void workers_stop(struct workers *w);
 void workers_free(struct workers *w); /* stops first; accepts NULL */
 

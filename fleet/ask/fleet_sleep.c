@@ -55,38 +55,20 @@ static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
     log_event(&r);
 }
 
-static size_t n_good(const struct fleet_result *results, size_t n)
-{
-    size_t good = 0;
-
-    for (size_t i = 0; i < n; i++)
-        good += result_ok(&results[i]);
-    return good;
-}
-
 /* A second wake ends an engine that hides whether it sleeps: it is sent only what is not known to
- * be awake. If all of them are, and this does not repeat a wake that failed, another client has put
- * them to sleep: they get what was asked.
+ * be awake.
  * @of, @args  [n] */
 static void wake_once(struct fleet_control *fc, const struct api_sleep *asked,
                       struct fleet_target *targets, size_t n, struct api_sleep *of,
                       struct api_args *args)
 {
-    struct fleet_sleep sleep;
     struct upstream_info info;
-    bool any;
-
-    fleet_get_sleep(fc, &sleep);
-    any = sleep.wake_failed;
 
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
         of[i] = (struct api_sleep){.weights = asked->weights &&
                                               info.have.sleep.weights != SLEEP_AWAKE,
                                    .kv = asked->kv && info.have.sleep.kv != SLEEP_AWAKE};
-        any = any || of[i].weights || of[i].kv;
-    }
-    for (size_t i = 0; i < n && any; i++) {
         if (!upstream_caps_of(targets[i].upstream)->hides_pause ||
             (of[i].weights == asked->weights && of[i].kv == asked->kv))
             continue;
@@ -132,9 +114,6 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
             (void)fleet_abort_queued(fleet_of(fc), true);
         log_sleep(req, n_changed);
     }
-    mtx_lock(&fc->lock);
-    fc->sleep.wake_failed = !asleep && n_good(*results, *n) < *n;
-    mtx_unlock(&fc->lock);
     want_sleep(fc, false, false);
     fleet_proof_release(fc, NULL); /* fleet_set_sleep keeps canaries away from now on */
     return fleet_results_done(*results, *n, e) ? 0 : -1;

@@ -71,8 +71,7 @@ void fleet_adapter_replacing(struct fleet_control *fc, bool on);
 /* What of the fleet is asleep. */
 struct fleet_sleep {
     bool weights, kv;
-    int level;        /* of the last sleep of the weights: 1 in host memory, 2 dropped */
-    bool wake_failed; /* the last wake, at one engine at least: it may be repeated */
+    int level; /* of the last sleep of the weights: 1 in host memory, 2 dropped */
 };
 void fleet_get_sleep(struct fleet_control *fc, struct fleet_sleep *out);
 

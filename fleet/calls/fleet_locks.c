@@ -126,7 +126,7 @@ static int take(struct fleet_control *fc, const struct lock_request *r, struct e
     mtx_lock(&fc->lock);
     blocker = blocker_locked(fc, r->kind);
     while (is_owned(&blocker) && r->wait_us > 0) {
-        if (is_owned(&fc->locks.op) && lock_of(fc, r->kind) != &fc->locks.pause)
+        if (is_owned(&fc->locks.op) && r->kind == FLEET_LOCK_STEP)
             __atomic_store_n(&fc->locks.op_wanted, true, __ATOMIC_RELEASE);
         if (!wait_locked(fc, r->x, deadline_locked(fc, r, began_us)))
             break;

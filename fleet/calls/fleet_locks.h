@@ -55,7 +55,7 @@ struct fleet_locks {
     uint64_t resumes_since_us; /* when the first of them began */
     bool one_shot;             /* the one-shot lock is taken */
     unsigned n_aborts; /* aborts that wait; their step's requests before the first byte end then: */
-    bool op_wanted;    /* a client waits for `op`; atomic */
+    bool op_wanted;    /* atomic: a step of an update waits for `op` */
     bool cuts;         /* atomic: n_aborts > 0 */
 };
 

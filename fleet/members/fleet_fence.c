@@ -81,6 +81,7 @@ void fleet_slept(struct fleet *f, bool asleep, const struct api_sleep *of,
             have_missed_sleep(&u->have, asleep, of);
         else if (!asleep && !upstream_is_removed(u)) /* or failed to wake */
             have_missed_wake(&u->have, of);
+        u->have.sleep.missed = !asleep && have_may_sleep(&u->have);
     }
     fleet_change_end(f);
 }

@@ -2,6 +2,7 @@
 #ifndef BATON_FLEET_MEMBERS_FLEET_PRIV_H
 #define BATON_FLEET_MEMBERS_FLEET_PRIV_H
 
+#include "base/clock.h"
 #include "base/mtx.h"
 #include "control/arrivals.h"
 #include "fleet/members/fleet.h"
@@ -200,6 +201,13 @@ void fleet_clear_failure_locked(struct upstream *u);
 static inline bool fleet_is_out(const struct upstream *u, unsigned any)
 {
     return (u->out & any) != 0;
+}
+
+/* upstream_start_may_come - may a start that was not answered still be executed there? */
+static inline bool upstream_start_may_come(const struct upstream *u)
+{
+    return u->own_start_lost_us > 0 &&
+           clock_now_us() < u->own_start_lost_us + UPSTREAM_START_LOST_US;
 }
 
 /* fleet_is_alive - does it answer? */

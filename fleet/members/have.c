@@ -36,7 +36,7 @@ void have_reset(struct engine_have *have, bool certain)
     if (certain) {
         have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
                                                                        : SLEEP_AWAKE;
-        have->sleep.slept = false;
+        have->sleep.slept = have->sleep.missed = false;
     }
     if (have->sleep.weights == SLEEP_ASLEEP)
         have->sleep.weights = SLEEP_UNKNOWN;
@@ -175,7 +175,7 @@ static void answer_sleep(struct engine_have *have, enum api_op op, const struct 
         have->sleep.slept = true;
     if (op == API_WAKE && answer == HAVE_GOOD && !have_may_sleep(have)) {
         have->sleep_calls.asked = false; /* a process that was started since is awake too */
-        have->sleep.slept = false;
+        have->sleep.slept = have->sleep.missed = false;
     }
 }
 

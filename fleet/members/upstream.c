@@ -1,7 +1,6 @@
 /* References to engines, and lists of them. */
 #include "fleet/members/upstream.h"
 
-#include "base/clock.h"
 #include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
 
@@ -116,8 +115,7 @@ bool upstream_may_be_paused(const struct upstream *u)
 void upstream_note_closed(struct upstream *u)
 {
     mtx_lock(&u->fleet->lock);
-    if (u->own_start_lost_us == 0 ||
-        clock_now_us() >= u->own_start_lost_us + UPSTREAM_START_LOST_US)
+    if (!upstream_start_may_come(u))
         u->have.own = OWN_CLOSED;
     mtx_unlock(&u->fleet->lock);
 }

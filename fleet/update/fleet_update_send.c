@@ -56,6 +56,15 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
     return rc;
 }
 
+/* An abort waits only a moment. */
+static int check_not_cut(const struct fleet_control *fc, const struct fleet_session *s,
+                         struct err *e)
+{
+    if (s->given_up != NULL || !__atomic_load_n(&fc->locks.cuts, __ATOMIC_ACQUIRE))
+        return 0;
+    return err_set(e, ERR_CONFLICT, "", "an abort came before the first byte");
+}
+
 /* Returns: -1 also if the update was aborted meanwhile, or too few engines are left. */
 static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
                              const struct api_tensors *tensors, struct err *e)
@@ -69,15 +78,16 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
         fleet_set_updating(fleet_of(fc), true);
     if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, e) == 0) {
         fleet_drain_note_overwrites(fc, s);
-        if (fleet_set_dirty_markers(fc, s, e) == 0)
+        if (check_not_cut(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0 &&
+            check_not_cut(fc, s, e) == 0)
             rc = fleet_start_parts(fc, s, tensors, e);
     }
     if (rc == 0) {
         fleet_release_unchanged(fc, s, true);
         rc = fleet_require_quorum(fc, s, e);
     }
-    if (rc == 0 && s->given_up == NULL && __atomic_load_n(&fc->locks.cuts, __ATOMIC_ACQUIRE))
-        rc = err_set(e, ERR_CONFLICT, "", "an abort came before the first byte");
+    if (rc == 0)
+        rc = check_not_cut(fc, s, e);
     mtx_lock(&fc->lock);
     s->prepared = rc == 0;
     mtx_unlock(&fc->lock);

@@ -121,16 +121,16 @@ static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstr
     return step_of_other(fc, &info);
 }
 
-/* One that missed the sleep of all: not at level 2, by which it would lose its weights, and not one
- * that hides whether it sleeps already. An update wakes by itself the engines that take part. */
 /* It reports that it sleeps, and has answered no sleep of this server: it is shown, and woken when
  * somebody asks for it, or before an update. */
 static bool is_asleep_by_client(const struct upstream_info *info)
 {
-    return !info->have.sleep.slept && info->report.held != NULL &&
+    return !info->have.sleep.slept && !info->have.sleep.missed && info->report.held != NULL &&
            strcmp(info->report.held, "asleep") == 0;
 }
 
+/* One that missed the sleep of all: not at level 2, by which it would lose its weights, and not one
+ * that hides whether it sleeps already. An update wakes by itself the engines that take part. */
 static enum step sleep_step_of_locked(struct fleet_control *fc, struct upstream *upstream)
 {
     bool all_sleep = fc->sleep.weights && fc->sleep.kv && fc->sleep.level == 1;
@@ -353,7 +353,10 @@ static void send_sleep(struct fleet_control *fc, const struct upstream_list *all
             .upstream = all->items[i],
             .args = &args[n],
             .until_down = true,
-            .given_up = upstream_caps_of(all->items[i])->hides_pause ? NULL : &fc->locks.op_wanted};
+            .given_up = step == STEP_WAKE && !upstream_caps_of(all->items[i])->hides_pause
+                            ? &fc->locks.op_wanted
+                            : NULL,
+            .given_up_us = FLEET_LATE_US};
         n++;
     }
     mtx_unlock(&fc->lock);
