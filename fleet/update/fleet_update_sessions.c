@@ -199,12 +199,17 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
+/* A request that was given up may still be ending. */
 void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s, size_t n_done)
 {
-    bool committed = s->phase == UPDATE_COMMITTED;
     struct history *history = fc->cfg.history;
     uint64_t now = clock_now_us();
-    struct update_record r = {
+    struct update_record r;
+    bool committed;
+
+    mtx_lock(&fc->lock);
+    committed = s->phase == UPDATE_COMMITTED;
+    r = (struct update_record){
         .outcome = committed ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
         .serial = s->serial,
         .nbytes = api_report_count(s->report, "nbytes_done"),
@@ -220,7 +225,7 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
         .error = s->error,
         .actor = s->actor,
     };
-
+    mtx_unlock(&fc->lock);
     (void)snprintf(r.update_id, sizeof r.update_id, "%s", s->id);
     (void)snprintf(r.weight_version, sizeof r.weight_version, "%s", s->label);
     if (history == NULL)
