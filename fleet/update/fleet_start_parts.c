@@ -19,11 +19,13 @@ static bool is_woken(const struct fleet_part *p, const void *arg)
 }
 
 /* One without a route to wake it was not put to sleep by one either, if it has answered no sleep.
- */
+ * One that is known to sleep is dropped next. */
 static void on_woken(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
+    struct engine_have have = upstream_have(p->upstream);
+
     (void)arg;
-    if (result->outcome != FLEET_REFUSED || upstream_have(p->upstream).sleep.slept)
+    if (result->outcome != FLEET_REFUSED || (have.sleep.slept && !have_is_asleep(&have)))
         part_drop_failed(p, result);
 }
 
