@@ -176,7 +176,9 @@ class World:
         out = [d for d in self.doubles if d.process.returncode is None and self.state_of(d) != "serving"]
         before = [n_traffic(d) for d in out]
         self.load.wait(2 * N_CLIENTS)
-        assert [n_traffic(d) for d in out] == before, f"{[d.url for d in out]} got requests"
+        got = [d.url for d, n in zip(out, before) if n_traffic(d) != n]
+        # One that failed to resume is asked again meanwhile, and serves once it has resumed.
+        assert not [d for d in out if d.url in got and self.state_of(d) != "serving"], f"{got} got requests"
         return out
 
     def victims(self, d, phase):
