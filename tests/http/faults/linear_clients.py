@@ -230,7 +230,7 @@ def adapters(c):
     k = c.rand.randrange(N_ADAPTERS)
     call = c.begin("load", content=k)
     status, said = c.post("/v1/load_lora_adapter", {"lora_name": "ad", "lora_path": c.world.contents.adapter_path(k)})
-    c.end(call, (status, said), revision=said.get("revision"), boot=c.world.front.n_boots)
+    c.end(call, (status, said), revision=said.get("revision"))
 
 
 # ---- those that look ----

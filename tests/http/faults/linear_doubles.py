@@ -46,7 +46,7 @@ class DoubleServer:
     """As linear_world.Server: a double that is killed and started again, at the same port."""
 
     def __init__(self, options, name):
-        self.name, self.n_boots, self.kind, self.wrong = name, 0, options.engine, []
+        self.name, self.kind, self.wrong = name, options.engine, []
         self.command = [options.fake_engine, "--dialect", self.kind, "--weight-version", "initial", "--interval-us", str(TOKEN_US),
                         "--journal", "0", *OPTIONS[self.kind]]
         self.process, self.port = None, 0
@@ -56,7 +56,7 @@ class DoubleServer:
         self.process = subprocess.Popen([*self.command, "--port", str(self.port)], stdout=subprocess.PIPE, text=True)
         url = self.process.stdout.readline().strip()
         assert url, f"{self.name} did not start"
-        self.port, self.n_boots = int(url.rsplit(":", 1)[1]), self.n_boots + 1
+        self.port = int(url.rsplit(":", 1)[1])
 
     def signal(self, number):
         self.process.send_signal(number)

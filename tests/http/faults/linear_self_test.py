@@ -1,6 +1,7 @@
 """Each rule of linear_check.py finds a history that breaks it, and only that one."""
 
 from linear_check import Check
+from linear_tokens import Adapters
 
 
 def push(label, inv, resp, serial=None, status=200, **more):
@@ -70,4 +71,15 @@ def check_rules():
     for i, (mode, rules, history) in enumerate(CASES):
         found = sorted({v.rule for v in Check(history, mode, 0.25).run().found})
         assert found == rules, f"history {i}: rules {found} are broken, not {rules}"
+    check_adapters()
     return len(CASES)
+
+
+def check_adapters():
+    """An adapter that is loaded while a server starts again may be of either process."""
+    def load(content, inv, resp):
+        return {"op": "load", "inv": inv, "resp": resp, "status": 200, "content": content, "revision": 1}
+    kill = dict(call("kill", 3, 5), started=4.5)
+    adapters = Adapters([load(1, 1, 2), kill, load(2, 4.1, 4.4), load(3, 6, 7)])
+    contents = [adapters.content_of(dict(reply(inv, ("a", 2)), adapter={"revision": 1})) for inv in (1.5, 2.5, 8)]
+    assert contents == [1, None, 3], contents

@@ -31,15 +31,19 @@ class Adapters:
 
     def __init__(self, calls):
         self.boots = [c for c in calls if c["op"] in ("kill", "term") and c.get("started")]
-        self.revisions = {(c["boot"], c["revision"]): c["content"]
+        self.revisions = {(self._boot_of(c), c["revision"]): c["content"]
                           for c in calls if c["op"] == "load" and c["status"] == 200}
+
+    def _boot_of(self, call):
+        """None: not known, since the server was started again meanwhile"""
+        if any(b["inv"] < (call["resp"] or float("inf")) and b["started"] > call["inv"] for b in self.boots):
+            return None
+        return 1 + sum(b["started"] < call["inv"] for b in self.boots)
 
     def content_of(self, call):
         """None: not known"""
-        if any(b["inv"] < (call["resp"] or float("inf")) and b["started"] > call["inv"] for b in self.boots):
-            return None
-        boot = 1 + sum(b["started"] < call["inv"] for b in self.boots)
-        return self.revisions.get((boot, (call["adapter"] or {}).get("revision")))
+        boot = self._boot_of(call)
+        return None if boot is None else self.revisions.get((boot, (call["adapter"] or {}).get("revision")))
 
 
 class Spans:

@@ -65,13 +65,13 @@ class Server:
     """A server that is killed and started again, at the same port."""
 
     def __init__(self, options, name, *arguments):
-        self.name, self.n_boots, self.arguments = name, 0, (options.baton, options.work, name, *arguments)
+        self.name, self.arguments = name, (options.baton, options.work, name, *arguments)
         self.process, self.port = None, 0
         self.start()
 
     def start(self):
         self.process = Process(*self.arguments, port=self.port)
-        self.port, self.n_boots = self.process.port, self.n_boots + 1
+        self.port = self.process.port
 
     def signal(self, number):
         self.process.process.send_signal(number)
@@ -186,7 +186,7 @@ class World:
         call = self.history.begin(c.name, kind, server=server.name)
         {"kill": self._restart, "term": self._restart, "stop": self._stop, "leave": self._leave,
          "reload": lambda server, *_: server.signal(signal.SIGHUP)}[kind](server, c, call)
-        self.history.end(call, 200, {}, boots=server.n_boots)
+        self.history.end(call, 200, {})
 
     def _restart(self, server, c, call):
         server.die(signal.SIGKILL if call["op"] == "kill" else signal.SIGTERM)
