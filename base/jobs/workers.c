@@ -60,7 +60,7 @@ struct thread {
 
 struct workers {
     struct mtx lock;      /* rank MTX_WORKERS; guards down to the blank line */
-    struct lane lanes[2]; /* by enum workers_lane */
+    struct lane lanes[2]; /* by enum workers_lane; WORKERS_PRIOR waits in the urgent one */
     bool stopping;
     size_t n_alive; /* threads that will look for a job once more */
     size_t n_waiting;
@@ -485,7 +485,7 @@ int workers_post(struct workers *w, struct job *job, enum workers_lane lane, str
     return rc;
 }
 
-/* A job that somebody waits for. */
+/* A job, and the thread that waits until it has run. */
 struct call {
     struct job job;
     void (*run)(void *arg);

@@ -299,7 +299,7 @@ void fleet_await_commit(struct fleet *f, const char *why);
  * fleet_begin_switch - from now on the engines in `parts` are about to have a new version. Until
  * they are confirmed they count as synced if they served the one before: what they run goes on. No
  * engine is granted a generate until it is confirmed, so that no client gets an older version than
- * another one has seen before. Before the first of them is told to finish.
+ * one that another client has seen. Called before the first of them is told to finish.
  * @parts  [n]
  * fleet_switch_version - it is the fleet's, under a new serial; the other engines do not have it.
  * Before the first engine makes a token of it that a client gets.

@@ -89,7 +89,8 @@ struct engine_have {
         enum sleep_fact weights, kv;
         bool
             slept; /* it has answered a sleep well, and no wake since: so it has a route for both */
-        bool missed; /* a wake of all, and may still sleep: it is woken, whoever put it to sleep */
+        bool missed; /* a wake of all, and may still sleep: it is woken,
+                        also if another client put it to sleep */
     } sleep;
     struct {
         enum weights_fact state;

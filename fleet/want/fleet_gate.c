@@ -122,7 +122,7 @@ static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstr
 }
 
 /* It reports that it sleeps, and has answered no sleep of this server: it is shown, and woken when
- * somebody asks for it, or before an update. */
+ * a client asks for it, or before an update. */
 static bool is_asleep_by_client(const struct upstream_info *info)
 {
     return !info->have.sleep.slept && !info->have.sleep.missed && info->report.held != NULL &&

@@ -176,7 +176,7 @@ def lease_of_who_waits(f):
 
 
 def slow_to_switch(f):
-    """While one hangs in its end, who asks gets the new version of the others."""
+    """While one hangs in its end, requests get the new version of the others."""
     if WHICH != "baton":
         return
     label = next(LABELS)
@@ -334,7 +334,7 @@ def dropped_meanwhile(f, n, away):
 
 
 def missed_unseen(f):
-    """An SGLang, of which nobody can tell whether it was restarted: it is not asked to sleep or to wake from unknown."""
+    """An SGLang does not tell whether it was restarted: it is not asked to sleep or to wake from unknown."""
     n, away = len(f.doubles), f.doubles[-1]
 
     def back():

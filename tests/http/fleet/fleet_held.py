@@ -258,7 +258,7 @@ def woken_twice():
 
 
 def put_to_sleep_by_a_client():
-    """At the engine itself: whoever asks for a wake here wakes it all the same, unless it hides that it sleeps."""
+    """At the engine itself: a wake asked for here wakes it all the same, unless it hides that it sleeps."""
     if WHICH == "sglang":
         return
     with Fleet(*[WHICH] * 2) as f:

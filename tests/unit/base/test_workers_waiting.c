@@ -220,7 +220,7 @@ static void test_jobs_that_wait_count(void **state)
     give_tickets(4);
     await(&n_ended, 4);
     for (unsigned i = 0; i < 4; i++)
-        assert_int_equal(order[i], i); /* who waits longest is served first */
+        assert_int_equal(order[i], i); /* the job that waits longest goes first */
     workers_free(w);
 }
 

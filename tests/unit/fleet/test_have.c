@@ -400,7 +400,7 @@ static void test_a_load_makes_caches_stale(void **state)
     assert_false(have_caches_are_stale(&have));
     for (int lost = 0; lost < 2; lost++) {
         ask_adapter(API_LOAD_ADAPTER, 7, lost ? HAVE_LOST : HAVE_GOOD);
-        assert_false(have_caches_are_stale(&have)); /* whoever sent it may empty them */
+        assert_false(have_caches_are_stale(&have)); /* its sender may empty them */
         have_caches_settle(&have);
         assert_true(have_caches_are_stale(&have) && have_may_lack_reset_route(&have));
         have.caches.emptied = have.caches.changes;
