@@ -1,6 +1,7 @@
 /* Updates that batons may still have open, and that no client will end: this server did not hear
  * that one was aborted, or what became of its start or of its end. They are aborted as soon as the
- * baton answers. Before an update those that an earlier server may have left open are aborted too. */
+ * baton answers. Before an update those that an earlier server may have left open are aborted too.
+ */
 #include "fleet/calls/fleet_priv.h"
 
 enum {
