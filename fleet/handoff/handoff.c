@@ -5,7 +5,7 @@
 #include "base/mtx.h"
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/handoff/handoff_export.h"
-#include "fleet/handoff/handoff_ranks.h"
+#include "fleet/handoff/handoff_request.h"
 #include "fleet/handoff/handoff_windows.h"
 #include "fleet/members/retry.h"
 #include "fleet/members/upstreams.h"
@@ -43,97 +43,45 @@ struct handoff {
     struct handoff_windows *windows; /* owned; NULL: the version is on GPUs */
     pthread_t thread;
     bool joined;      /* of the owner's thread */
-    struct retry all; /* of the hand-off's thread, and so is the next one */
-    struct handoff_ranks ranks;
+    struct retry all; /* of the hand-off's thread */
 };
 
 /* one hand-off */
 
-/* The tensors of each SGLang, by part: one string for each of its ranks, which is the same for all.
- */
-struct serialized {
-    struct api_tensors tensors[FLEET_MAX];
-    struct api_args of[FLEET_MAX]; /* `native` owned */
-    const char **entries;
-    char *text;
-};
-
-static void serialized_free(struct serialized *z)
+static int send_export(struct handoff_request *r, const struct handoff_export *x, struct err *e)
 {
-    for (size_t i = 0; z != NULL && i < FLEET_MAX; i++)
-        api_object_unref(z->of[i].native);
-    if (z == NULL)
-        return;
-    free(z->entries);
-    free(z->text);
-    free(z);
-}
+    r->tensors = (struct api_tensors){.list = x->list, .by_handles = true, .handles = x->handles};
+    for (size_t i = 0; i < r->s->n_parts; i++) {
+        const char **entries;
 
-static int serialize(struct serialized *z, size_t n_parts, const struct handoff_ranks *ranks,
-                     const struct handoff_export *x, struct err *e)
-{
-    uint64_t n_max = 0;
-
-    for (size_t i = 0; i < n_parts; i++)
-        if (ranks->is_in[i] && ranks->of[i].n_entries > n_max)
-            n_max = ranks->of[i].n_entries;
-    if (n_max == 0)
-        return 0;
-    z->text = handoff_export_named(x, e);
-    z->entries = z->text != NULL ? calloc(n_max, sizeof *z->entries) : NULL;
-    if (z->entries == NULL)
-        return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
-    for (uint64_t i = 0; i < n_max; i++)
-        z->entries[i] = z->text;
-    for (size_t i = 0; i < n_parts; i++) {
-        z->tensors[i] = (struct api_tensors){
-            .serialized = true, .entries = z->entries, .n_entries = ranks->of[i].n_entries};
-        if (!ranks->is_in[i])
+        if (r->ranks[i].n_entries == 0)
             continue;
-        z->of[i] = (struct api_args){api_object_of(&z->tensors[i]), .tensors = &z->tensors[i]};
-        if (z->of[i].native == NULL)
-            return err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
+        entries = handoff_request_entries(r, i, e);
+        if (entries == NULL)
+            return -1;
+        for (uint64_t k = 0; k < r->ranks[i].n_entries; k++)
+            entries[k] = x->named;
     }
-    return 0;
+    return handoff_request_send(r, e);
 }
 
-static int send_export(struct handoff *h, struct fleet_session *s, const struct handoff_export *x,
-                       struct err *e)
-{
-    char *handles = handoff_export_handles(x, e);
-    struct serialized *z = handles != NULL ? calloc(1, sizeof *z) : NULL;
-    const struct api_tensors tensors = {
-        .list = handoff_export_list(x), .by_handles = true, .handles = handles};
-    struct fleet_tensors t = {.source = "handoff", .args = {.tensors = &tensors}};
-    int rc = -1;
-
-    t.args.native = z != NULL ? api_object_of(&tensors) : NULL;
-    if (handles != NULL && t.args.native == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
-    if (t.args.native != NULL && handoff_ranks_read(&h->ranks, h->cfg.control, s, e) == 0 &&
-        serialize(z, s->n_parts, &h->ranks, x, e) == 0) {
-        t.of = z->of;
-        rc = fleet_send_tensors(h->cfg.control, s, &t, e);
-    }
-    serialized_free(z);
-    api_object_unref(t.args.native);
-    free(handles);
-    return rc;
-}
-
-static int send_version(struct handoff *h, struct fleet_session *s, const struct attempt *a,
+static int send_version(struct handoff *h, struct fleet_session *s, const struct version *v,
                         struct err *e)
 {
-    struct handoff_export *x = NULL;
-    int rc = -1;
+    struct handoff_export x = {0};
+    struct handoff_request *r;
+    int rc;
 
+    if (handoff_request_new(&r, h->cfg.control, s, e) != 0)
+        return -1;
     if (h->windows != NULL)
-        return handoff_ranks_read(&h->ranks, h->cfg.control, s, e) == 0
-                   ? handoff_windows_send(h->windows, s, a->v, &h->ranks, e)
-                   : -1;
-    if (handoff_export_new(&x, h->cfg.store, a->v, h->cfg.cuda, e) == 0)
-        rc = send_export(h, s, x, e);
-    handoff_export_free(x);
+        rc = handoff_windows_send(h->windows, r, v, e);
+    else
+        rc = handoff_export_init(&x, h->cfg.store, v, h->cfg.cuda, r->n_sglangs > 0, e) == 0
+                 ? send_export(r, &x, e)
+                 : -1;
+    handoff_export_fini(&x);
+    handoff_request_free(r);
     return rc;
 }
 
@@ -152,7 +100,7 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
     int rc = -1;
 
     if (fleet_start_update(h->cfg.control, &req, &s, &replies, e) == 0) {
-        rc = send_version(h, s, a, e);
+        rc = send_version(h, s, a->v, e);
         if (rc == 0)
             rc = fleet_finish_update(h->cfg.control, s, a->v->label, NULL, true, e);
         if (rc != 0 && fleet_update_is_open(h->cfg.control, s))

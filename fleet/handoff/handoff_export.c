@@ -10,13 +10,13 @@
 
 _Static_assert((int)IPC_MEM_NBYTES == (int)DEVICE_IPC_NBYTES, "the driver's handle is torch's");
 
-struct handoff_export {
-    struct tensor_list *list;   /* borrowed from the store */
-    struct handoff_gpus gpus;   /* GPU i of the store is place i */
-    struct torch_slab *slabs;   /* owned; of all places */
+/* The slabs of all places, and where in them each place finds its tensors. */
+struct slabs {
+    const struct tensor_list *list; /* borrowed from the store */
+    struct handoff_gpus gpus;       /* GPU i of the store is place i */
+    struct torch_slab *all;         /* owned; [n] */
+    uint32_t n;
     struct torch_place *places; /* owned; [gpus.n_store][n_tensors] */
-    char ref_name[IPC_REF_NAME_MAX + 1];
-    struct torch_exports exports;
 };
 
 static int refuse_memory(struct err *e)
@@ -24,121 +24,116 @@ static int refuse_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
 }
 
-void handoff_export_free(struct handoff_export *x)
+static void slabs_fini(struct slabs *s)
 {
-    if (x == NULL)
-        return;
-    free(x->places);
-    free(x->slabs);
-    free(x);
+    free(s->places);
+    free(s->all);
 }
 
 /* The tensors of one place. */
-static struct torch_place *tensors_of(const struct handoff_export *x, uint32_t place)
+static struct torch_place *tensors_of(const struct slabs *s, uint32_t place)
 {
-    return &x->places[(size_t)place * x->list->n_tensors];
+    return &s->places[(size_t)place * s->list->n_tensors];
 }
 
 /* Appends the slabs of one place, and says where its tensors are in them. */
-static int export_place(struct handoff_export *x, struct store *store, const struct view *views,
+static int export_place(struct slabs *s, struct store *store, const struct view *views,
                         uint32_t place, struct err *e)
 {
     struct slab_set set = {0};
     struct torch_slab *grown;
-    uint32_t first = x->exports.n_slabs;
     int rc = 0;
 
-    if (slab_set_init(&set, views, x->list->n_tensors, e) != 0)
+    if (slab_set_init(&set, views, s->list->n_tensors, e) != 0)
         return -1;
-    grown = realloc(x->slabs, ((size_t)first + set.n + 1) * sizeof *grown);
+    grown = realloc(s->all, ((size_t)s->n + set.n + 1) * sizeof *grown);
     if (grown == NULL) {
         slab_set_fini(&set);
         return refuse_memory(e);
     }
-    x->slabs = grown;
+    s->all = grown;
     for (uint32_t i = 0; i < set.n && rc == 0; i++) {
-        struct torch_slab *out = &x->slabs[first + i];
+        struct torch_slab *out = &s->all[s->n + i];
 
-        *out = (struct torch_slab){.uuid = x->gpus.uuids[place]};
+        *out = (struct torch_slab){.uuid = s->gpus.uuids[place]};
         rc = device_export(store_device(store, place), set.slabs[i]->addr, out->mem,
                            &set.offsets[i], e);
         out->nbytes = set.offsets[i] + set.slabs[i]->nbytes;
     }
-    for (uint32_t i = 0; i < x->list->n_tensors && rc == 0; i++) {
-        struct torch_place *p = &tensors_of(x, place)[i];
+    for (uint32_t i = 0; i < s->list->n_tensors && rc == 0; i++) {
         uint32_t k;
 
         if (views[i].slab == NULL)
             continue;
         k = slab_set_index(&set, views[i].slab);
-        *p = (struct torch_place){.tensor = &x->list->tensors[i],
-                                  .slab = first + k,
-                                  .offset = set.offsets[k] + (views[i].addr - set.slabs[k]->addr)};
+        tensors_of(s, place)[i] = (struct torch_place){
+            .tensor = &s->list->tensors[i],
+            .slab = s->n + k,
+            .offset = set.offsets[k] + (views[i].addr - set.slabs[k]->addr)};
     }
-    x->exports.n_slabs += set.n;
+    s->n += set.n;
     slab_set_fini(&set);
     return rc;
 }
 
 /* What a GPU lacks, because the store's GPUs share the version, it maps from the one that has it.
  */
-static void fill_from_peers(struct handoff_export *x)
+static void fill_from_peers(struct slabs *s)
 {
-    for (uint32_t i = 0; i < x->list->n_tensors; i++) {
+    for (uint32_t i = 0; i < s->list->n_tensors; i++) {
         const struct torch_place *from = NULL;
 
-        for (uint32_t p = 0; p < x->gpus.n_store && from == NULL; p++)
-            if (tensors_of(x, p)[i].tensor != NULL)
-                from = &tensors_of(x, p)[i];
+        for (uint32_t p = 0; p < s->gpus.n_store && from == NULL; p++)
+            if (tensors_of(s, p)[i].tensor != NULL)
+                from = &tensors_of(s, p)[i];
         assert(from != NULL);
-        for (uint32_t p = 0; p < x->gpus.n_store; p++)
-            if (tensors_of(x, p)[i].tensor == NULL)
-                tensors_of(x, p)[i] = *from;
+        for (uint32_t p = 0; p < s->gpus.n_store; p++)
+            if (tensors_of(s, p)[i].tensor == NULL)
+                tensors_of(s, p)[i] = *from;
     }
 }
 
-int handoff_export_new(struct handoff_export **out, struct store *store,
-                       const struct version *version, const struct cuda_info *cuda, struct err *e)
+static int write_texts(struct handoff_export *out, const struct slabs *s, bool named, struct err *e)
 {
-    struct handoff_export *x = calloc(1, sizeof *x);
-    int rc;
-
-    if (x == NULL)
-        return refuse_memory(e);
-    x->list = store_model_spec(store)->tensor_list;
-    handoff_gpus_list(&x->gpus, store, cuda);
-    x->places = calloc((size_t)x->gpus.n_store * x->list->n_tensors, sizeof *x->places);
-    rc = x->places != NULL ? 0 : refuse_memory(e);
-    for (uint32_t i = 0; i < x->gpus.n_store && rc == 0; i++)
-        rc = export_place(x, store, version->places[i], i, e);
-    if (rc != 0) {
-        handoff_export_free(x);
-        return -1;
-    }
-    fill_from_peers(x);
-    handoff_ref_name(x->ref_name);
-    x->exports.slabs = x->slabs;
-    x->exports.n_tensors = x->list->n_tensors;
-    x->exports.ref_name = x->ref_name;
-    *out = x;
-    return 0;
-}
-
-char *handoff_export_handles(const struct handoff_export *x, struct err *e)
-{
+    char ref_name[IPC_REF_NAME_MAX + 1];
+    const struct torch_exports x = {s->all, s->n, s->list->n_tensors, ref_name, 0};
     struct torch_gpu gpus[IPC_GPUS_MAX];
 
-    for (uint32_t i = 0; i < x->gpus.n; i++)
-        gpus[i] = (struct torch_gpu){x->gpus.uuids[i], tensors_of(x, i < x->gpus.n_store ? i : 0)};
-    return torch_export_handles(&x->exports, gpus, x->gpus.n, e);
+    handoff_ref_name(ref_name);
+    for (uint32_t i = 0; i < s->gpus.n; i++)
+        gpus[i] = (struct torch_gpu){s->gpus.uuids[i], tensors_of(s, i < s->gpus.n_store ? i : 0)};
+    out->handles = torch_export_handles(&x, gpus, s->gpus.n, e);
+    if (named && out->handles != NULL)
+        out->named = torch_export_named(&x, s->places, e);
+    return e->code == ERR_NONE ? 0 : -1;
 }
 
-char *handoff_export_named(const struct handoff_export *x, struct err *e)
+int handoff_export_init(struct handoff_export *out, struct store *store,
+                        const struct version *version, const struct cuda_info *cuda, bool named,
+                        struct err *e)
 {
-    return torch_export_named(&x->exports, x->places, e);
+    struct slabs s = {.list = store_model_spec(store)->tensor_list};
+    int rc;
+
+    *out = (struct handoff_export){.list = store_model_spec(store)->tensor_list};
+    handoff_gpus_list(&s.gpus, store, cuda);
+    s.places = calloc((size_t)s.gpus.n_store * s.list->n_tensors, sizeof *s.places);
+    rc = s.places != NULL ? 0 : refuse_memory(e);
+    for (uint32_t i = 0; i < s.gpus.n_store && rc == 0; i++)
+        rc = export_place(&s, store, version->places[i], i, e);
+    if (rc == 0) {
+        fill_from_peers(&s);
+        rc = write_texts(out, &s, named, e);
+    }
+    slabs_fini(&s);
+    if (rc != 0)
+        handoff_export_fini(out);
+    return rc;
 }
 
-struct tensor_list *handoff_export_list(const struct handoff_export *x)
+void handoff_export_fini(struct handoff_export *x)
 {
-    return x->list;
+    free(x->handles);
+    free(x->named);
+    *x = (struct handoff_export){0};
 }

@@ -6,7 +6,7 @@
 #include "fleet/api/upstream_api.h"
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/handoff/handoff.h"
-#include "fleet/handoff/handoff_ranks.h"
+#include "fleet/handoff/handoff_request.h"
 #include "fleet/handoff/handoff_torch.h"
 #include "fleet/handoff/window_plan.h"
 #include "fleet/update/fleet_update.h"
@@ -179,12 +179,6 @@ static int fill_end(struct handoff_windows *w, uint32_t k, struct err *e)
 
 /* requests */
 
-static int refuse_memory(struct err *e)
-{
-    return e->code != ERR_NONE ? -1
-                               : err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
-}
-
 /* The tensors of a window, in its order. One reference. */
 static int list_of(struct tensor_list **out, const struct handoff_windows *w, uint32_t k,
                    struct err *e)
@@ -205,15 +199,8 @@ static int list_of(struct tensor_list **out, const struct handoff_windows *w, ui
     return tensor_list_builder_finish(b, out, e);
 }
 
-/* What a window is sent as: to vLLM and baton, and to each SGLang. */
-struct window_request {
-    struct api_tensors packed, buckets[FLEET_MAX];
-    struct api_args of[FLEET_MAX]; /* SGLangs; `native` owned */
-    char *handles;                 /* owned */
-};
-
 /* For vLLM and baton. */
-static int make_packed(struct window_request *r, const struct handoff_windows *w, uint32_t k,
+static int make_packed(struct handoff_request *r, const struct handoff_windows *w, uint32_t k,
                        struct err *e)
 {
     const struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1, 1, w->ref_name, 0};
@@ -222,9 +209,9 @@ static int make_packed(struct window_request *r, const struct handoff_windows *w
 
     for (uint32_t i = 0; i < w->gpus.n; i++)
         gpus[i] = (struct torch_gpu){w->gpus.uuids[i], &at};
-    r->handles = torch_export_packed(&x, gpus, w->gpus.n, e);
-    r->packed = (struct api_tensors){.by_handles = true, .packed = true, .handles = r->handles};
-    return r->handles != NULL ? list_of(&r->packed.list, w, k, e) : -1;
+    r->tensors = (struct api_tensors){
+        .by_handles = true, .packed = true, .handles = torch_export_packed(&x, gpus, w->gpus.n, e)};
+    return r->tensors.handles != NULL ? list_of(&r->tensors.list, w, k, e) : -1;
 }
 
 /* One entry of an SGLang's serialized_named_tensors: the same for each rank, but for its counter.
@@ -240,7 +227,7 @@ static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const cha
     char *text;
 
     if (places == NULL) {
-        (void)refuse_memory(e);
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
         return NULL;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -253,122 +240,87 @@ static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const cha
     return text;
 }
 
-static void free_entries(struct api_tensors *t)
+static int make_bucket(struct handoff_request *r, const struct handoff_windows *w, size_t part,
+                       const char *ref_name, uint32_t k, struct err *e)
 {
-    for (size_t i = 0; i < t->n_entries; i++)
-        free((char *)(uintptr_t)t->entries[i]);
-    free((void *)(uintptr_t)t->entries);
-    *t = (struct api_tensors){0};
-}
+    const char **entries = handoff_request_entries(r, part, e);
 
-static int make_bucket(struct api_tensors *out, const struct handoff_windows *w,
-                       const char *ref_name, uint64_t n_ranks, uint32_t k, struct err *e)
-{
-    const char **entries = calloc(n_ranks, sizeof *entries);
+    r->sglangs[part].format = "flattened_bucket";
+    for (uint64_t rank = 0; rank < r->sglangs[part].n_entries; rank++) {
+        uint32_t slot = window_reader_slot(k % WINDOW_HALVES, rank);
 
-    *out = (struct api_tensors){
-        .serialized = true, .entries = entries, .format = "flattened_bucket"};
-    if (entries == NULL)
-        return refuse_memory(e);
-    for (; out->n_entries < n_ranks; out->n_entries++) {
-        uint32_t slot = window_reader_slot(k % WINDOW_HALVES, out->n_entries);
-
-        entries[out->n_entries] = bucket_entry(w, k, ref_name, slot, e);
-        if (entries[out->n_entries] == NULL) {
-            free_entries(out);
+        entries[rank] = bucket_entry(w, k, ref_name, slot, e);
+        if (entries[rank] == NULL)
             return -1;
-        }
     }
-    return 0;
+    return entries != NULL ? 0 : -1;
 }
 
 /* For an SGLang in the update: it has no window now, since it would have been dropped. It may be
  * out of the update: then nothing is made. */
-static int make_for(struct window_request *q, struct handoff_windows *w, struct fleet_session *s,
-                    const struct handoff_ranks *ranks, size_t part, uint32_t k, struct err *e)
+static int make_for(struct handoff_request *r, const struct handoff_windows *w, size_t part,
+                    uint32_t k, struct err *e)
 {
-    struct upstream *upstream = s->parts[part].upstream;
-    uint64_t n_ranks = ranks->of[part].n_entries;
-    struct window_reader *r = &fleet_engine(upstream)->window;
+    struct upstream *upstream = r->s->parts[part].upstream;
+    struct window_reader *reader = &fleet_engine(upstream)->window;
     struct upstream_info info;
 
-    if (!ranks->is_in[part] || !fleet_update_has_engine(w->cfg.control, s, upstream))
+    if (r->ranks[part].n_entries == 0 || !fleet_update_has_engine(r->fc, r->s, upstream))
         return 0;
-    fleet_info(fleet_of(w->cfg.control), upstream, &info);
-    if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, &info, e) != 0)
+    fleet_info(fleet_of(r->fc), upstream, &info);
+    if (window_reader_expect(reader, k % WINDOW_HALVES, r->ranks[part].n_entries, &info, e) != 0)
         return -1;
-    if (make_bucket(&q->buckets[part], w, r->ref_name, n_ranks, k, e) != 0) {
-        window_reader_forget(r);
-        return -1;
-    }
-    q->of[part] = (struct api_args){api_object_of(&q->buckets[part]), .tensors = &q->buckets[part]};
-    return q->of[part].native != NULL ? 0 : refuse_memory(e);
+    return make_bucket(r, w, part, reader->ref_name, k, e);
 }
 
-static int send_request(struct handoff_windows *w, struct fleet_session *s,
-                        struct window_request *r, const struct handoff_ranks *ranks, uint32_t k,
-                        struct err *e)
+static void free_window(struct handoff_request *r)
 {
-    bool mapped[FLEET_MAX] = {false};
-    struct fleet_tensors t = {
-        .source = "handoff", .args = {.tensors = &r->packed}, .of = r->of, .mapped = mapped};
+    for (size_t i = 0; i < r->s->n_parts; i++)
+        for (size_t k = 0; k < r->sglangs[i].n_entries; k++)
+            free((char *)(uintptr_t)r->sglangs[i].entries[k]);
+    tensor_list_unref(r->tensors.list);
+    free((char *)(uintptr_t)r->tensors.handles);
+    handoff_request_clear(r);
+}
+
+static int send_window(const struct handoff_windows *w, struct handoff_request *r, uint32_t k,
+                       struct err *e)
+{
     int rc = make_packed(r, w, k, e);
 
-    t.args.native = rc == 0 ? api_object_of(&r->packed) : NULL;
-    if (rc == 0 && t.args.native == NULL)
-        rc = refuse_memory(e);
-
-    for (size_t i = 0; i < s->n_parts && rc == 0; i++)
-        rc = make_for(r, w, s, ranks, i, k, e);
+    for (size_t i = 0; i < r->s->n_parts && rc == 0; i++)
+        rc = make_for(r, w, i, k, e);
     if (rc == 0)
-        rc = fleet_send_tensors(w->cfg.control, s, &t, e);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (r->of[i].tensors != NULL && !mapped[i])
-            window_reader_forget(&fleet_engine(s->parts[i].upstream)->window);
-    api_object_unref(t.args.native);
-    return rc;
-}
-
-static int send_window(struct handoff_windows *w, struct fleet_session *s,
-                       const struct handoff_ranks *ranks, uint32_t k, struct err *e)
-{
-    struct window_request *r = calloc(1, sizeof *r);
-    int rc = r != NULL ? send_request(w, s, r, ranks, k, e) : refuse_memory(e);
-
-    for (size_t i = 0; r != NULL && i < FLEET_MAX; i++) {
-        api_object_unref(r->of[i].native);
-        free_entries(&r->buckets[i]);
-    }
-    if (r != NULL) {
-        tensor_list_unref(r->packed.list);
-        free(r->handles);
-    }
-    free(r);
+        rc = handoff_request_send(r, e);
+    for (size_t i = 0; i < r->s->n_parts; i++)
+        if (r->sglangs[i].serialized && !r->mapped[i])
+            window_reader_forget(&fleet_engine(r->s->parts[i].upstream)->window);
+    free_window(r);
     return rc;
 }
 
 /* Waits until the SGLangs have read a window which they have answered. One that does not end is out
  * of the update. */
-static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct err *e)
+static int wait_read(struct handoff_request *r, struct err *e)
 {
     static const struct timespec nap = {.tv_nsec = READ_NAP_NS};
     uint64_t deadline_us = clock_after_us(READ_US);
     int rc = 0;
 
-    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
-        struct upstream *it = s->parts[i].upstream;
-        const struct window_reader *r = &fleet_engine(it)->window;
+    for (size_t i = 0; i < r->s->n_parts && rc == 0; i++) {
+        struct upstream *it = r->s->parts[i].upstream;
+        const struct window_reader *reader = &fleet_engine(it)->window;
         struct err why = {0};
 
-        while (window_reader_has_window(r) && fleet_update_has_engine(w->cfg.control, s, it) &&
+        while (window_reader_has_window(reader) && fleet_update_has_engine(r->fc, r->s, it) &&
                !clock_passed(deadline_us))
             (void)nanosleep(&nap, NULL);
-        if (!window_reader_has_window(r) || !fleet_update_has_engine(w->cfg.control, s, it))
+        if (!window_reader_has_window(reader) || !fleet_update_has_engine(r->fc, r->s, it))
             continue;
         (void)err_set(&why, ERR_TIMEOUT, "",
                       "%.200s: %d s after its reply it still has the window; " READER_REMEDY,
                       upstream_name(it), (int)(READ_US / 1000000));
-        rc = fleet_drop_engine(w->cfg.control, s, it, &why, e);
+        rc = fleet_drop_engine(r->fc, r->s, it, &why, e);
     }
     return rc;
 }
@@ -403,63 +355,63 @@ static void check_reader(struct upstream *upstream, const struct upstream_info *
 
 /* An upstream's release is known only once it was probed; an SGLang's was asked for just now. One
  * that cannot take windows is out of the update, and is not fenced: nothing was sent to it. */
-static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
-                           const struct handoff_ranks *ranks, struct err *e)
+static int check_upstreams(struct handoff_request *r, struct err *e)
 {
     int rc = 0;
 
-    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
-        struct upstream *it = s->parts[i].upstream;
+    for (size_t i = 0; i < r->s->n_parts && rc == 0; i++) {
+        struct upstream *it = r->s->parts[i].upstream;
+        bool is_sglang = r->ranks[i].n_entries > 0;
         struct upstream_info info;
         struct err why = {0};
         const char *text;
 
-        if (!fleet_update_has_engine(w->cfg.control, s, it))
+        if (!fleet_update_has_engine(r->fc, r->s, it))
             continue;
-        fleet_info(fleet_of(w->cfg.control), it, &info);
+        fleet_info(fleet_of(r->fc), it, &info);
         text = api_refuses_windows(upstream_kind(it),
-                                   ranks->is_in[i] ? ranks->of[i].release : info.report.release);
+                                   is_sglang ? r->ranks[i].release : info.report.release);
         if (text != NULL)
             (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", upstream_name(it), text);
-        else if (ranks->is_in[i])
-            check_reader(it, &info, &ranks->of[i], &why);
+        else if (is_sglang)
+            check_reader(it, &info, &r->ranks[i], &why);
         else /* it is of another kind now: the SGLang that got windows has gone */
             window_reader_forget(&fleet_engine(it)->window);
         if (why.code != ERR_NONE)
-            rc = fleet_drop_engine(w->cfg.control, s, it, &why, e);
+            rc = fleet_drop_engine(r->fc, r->s, it, &why, e);
     }
     return rc;
 }
 
 /* The first two windows are in their halves. */
-static int send_windows(struct handoff_windows *w, struct fleet_session *s, const struct version *v,
-                        const struct handoff_ranks *ranks, struct err *e)
+static int send_windows(struct handoff_windows *w, struct handoff_request *r,
+                        const struct version *v, struct err *e)
 {
     int rc = 0;
 
     for (uint32_t k = 0; k < w->plan.n && rc == 0; k++) {
         rc = fill_end(w, k, e);
         if (rc == 0)
-            rc = send_window(w, s, ranks, k, e);
+            rc = send_window(w, r, k, e);
         if (rc == 0)
-            rc = wait_read(w, s, e);
+            rc = wait_read(r, e);
         if (rc == 0 && k + WINDOW_HALVES < w->plan.n)
             rc = fill_begin(w, v, k + WINDOW_HALVES, e);
     }
     return rc;
 }
 
-int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
-                         const struct version *v, const struct handoff_ranks *ranks, struct err *e)
+int handoff_windows_send(struct handoff_windows *w, struct handoff_request *r,
+                         const struct version *v, struct err *e)
 {
-    int rc = check_upstreams(w, s, ranks, e);
+    int rc = check_upstreams(r, e);
 
     for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
         rc = fill_begin(w, v, k, e);
     for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
         rc = fill_end(w, k, e);
     if (rc == 0)
-        rc = send_windows(w, s, v, ranks, e);
+        rc = send_windows(w, r, v, e);
     for (uint32_t i = 0; i < WINDOW_HALVES; i++) { /* after an error: nothing is copied any more */
         device_batch_free(w->filling[i]);
         w->filling[i] = NULL;

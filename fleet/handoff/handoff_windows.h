@@ -30,9 +30,8 @@
 
 #include <stdint.h>
 
-struct fleet_session;
 struct handoff_cfg;
-struct handoff_ranks;
+struct handoff_request;
 struct handoff_windows;
 
 /* handoff_windows_new - take the memory of both halves, on the GPU of the store, which has one rank
@@ -45,12 +44,12 @@ void handoff_windows_free(struct handoff_windows *w); /* accepts NULL */
 /* handoff_windows_send - send a pinned version to the engines of an update, window by window. The
  * first two windows are on the GPU before any engine is quiesced. An upstream that cannot take
  * windows is out of the update before that; the others go on if they are enough.
- * @ranks  as handoff_ranks_read left them for this update
+ * @r  new, of this update
  * Threads: one at a time; no lock held.
  * Blocks: as fleet_send_tensors, for each window, and for its copy as long at most; then up to
  * READ_US. Errors: those of fleet_send_tensors and fleet_drop_engine; ERR_CONFLICT: too few
  * upstreams can take windows; ERR_CUDA; ERR_TIMEOUT; ERR_NO_MEMORY. */
-int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
-                         const struct version *v, const struct handoff_ranks *ranks, struct err *e);
+int handoff_windows_send(struct handoff_windows *w, struct handoff_request *r,
+                         const struct version *v, struct err *e);
 
 #endif

@@ -37,19 +37,10 @@ static char labels[VERSIONS_MAX][16];
 static struct handoff *handoff;
 static struct tensor_list *model; /* of all versions; to the end */
 
-struct handoff_export {
-    int version;
-};
-
 int __wrap_store_pin(struct store *s, const struct version **out, struct err *e);
 void __wrap_store_unpin(struct store *s, const struct version *v);
-int __wrap_handoff_export_new(struct handoff_export **out, struct store *store,
-                              const struct version *version, const struct cuda_info *cuda,
-                              struct err *e);
-void __wrap_handoff_export_free(struct handoff_export *x);
-char *__wrap_handoff_export_handles(const struct handoff_export *x, struct err *e);
-char *__wrap_handoff_export_named(const struct handoff_export *x, struct err *e);
-struct tensor_list *__wrap_handoff_export_list(const struct handoff_export *x);
+__typeof__(handoff_export_init) __wrap_handoff_export_init;
+__typeof__(handoff_export_fini) __wrap_handoff_export_fini;
 int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *),
                           void *arg);
 int __real_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *),
@@ -73,55 +64,13 @@ void __wrap_store_unpin(struct store *s, const struct version *v)
     w.pinned[v->serial]--;
 }
 
-/* The driver fails here: the slabs cannot be exported. */
-int __wrap_handoff_export_new(struct handoff_export **out, struct store *store,
-                              const struct version *version, const struct cuda_info *cuda,
-                              struct err *e)
-{
-    (void)store;
-    (void)cuda;
-    if (chance(w.all_fail_percent))
-        return err_set(e, ERR_CUDA, "", "cuIpcGetMemHandle failed");
-    *out = calloc(1, sizeof **out);
-    assert_non_null(*out);
-    (*out)->version = (int)version->serial;
-    return 0;
-}
-
-void __wrap_handoff_export_free(struct handoff_export *x)
-{
-    free(x);
-}
-
-static char *export_text(const struct handoff_export *x, struct err *e)
-{
-    char *text = NULL;
-
-    if (!chance(w.all_fail_percent))
-        assert_true(asprintf(&text, "version %d", x->version) > 0);
-    else
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
-    return text;
-}
-
-char *__wrap_handoff_export_handles(const struct handoff_export *x, struct err *e)
-{
-    return export_text(x, e);
-}
-
-char *__wrap_handoff_export_named(const struct handoff_export *x, struct err *e)
-{
-    return export_text(x, e);
-}
-
-struct tensor_list *__wrap_handoff_export_list(const struct handoff_export *x)
+static struct tensor_list *model_list(void)
 {
     static const struct tensor_spec one = {
         .name = "a", .dtype = DTYPE_BF16, .ndim = 1, .shape = {1}, .nbytes = 2};
     struct tensor_list_builder *b;
     struct err e = {0};
 
-    (void)x;
     if (model == NULL) {
         assert_int_equal(tensor_list_builder_new(&b, &e), 0);
         assert_int_equal(
@@ -129,6 +78,37 @@ struct tensor_list *__wrap_handoff_export_list(const struct handoff_export *x)
         assert_int_equal(tensor_list_builder_finish(b, &model, &e), 0);
     }
     return model;
+}
+
+static char *export_text(const struct version *version)
+{
+    char *text;
+
+    assert_true(asprintf(&text, "version %d", (int)version->serial) > 0);
+    return text;
+}
+
+/* The driver fails here: the slabs cannot be exported. */
+int __wrap_handoff_export_init(struct handoff_export *out, struct store *store,
+                               const struct version *version, const struct cuda_info *cuda,
+                               bool named, struct err *e)
+{
+    (void)store;
+    (void)cuda;
+    if (chance(w.all_fail_percent))
+        return err_set(e, ERR_CUDA, "", "cuIpcGetMemHandle failed");
+    if (chance(w.all_fail_percent))
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
+    *out = (struct handoff_export){.list = model_list(),
+                                   .handles = export_text(version),
+                                   .named = named ? export_text(version) : NULL};
+    return 0;
+}
+
+void __wrap_handoff_export_fini(struct handoff_export *x)
+{
+    free(x->handles);
+    free(x->named);
 }
 
 /* ---- the thread, which takes turns with this test ---- */

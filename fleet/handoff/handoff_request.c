@@ -1,0 +1,128 @@
+#include "fleet/handoff/handoff_request.h"
+
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_request.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_session.h"
+#include "fleet/update/fleet_update.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int refuse_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
+}
+
+/* One that does not say has no part in the hand-off: with a wrong number, a rank would find no
+ * entry of its own, or a window would be overwritten while a stage still reads it. */
+static int note_answer(struct handoff_request *r, size_t part, const struct fleet_result *result,
+                       struct err *e)
+{
+    struct err cause = result->why, why = {0};
+
+    if (result->outcome == FLEET_OK &&
+        api_read_bucket_ranks(&r->ranks[part], result->text != NULL ? result->text : "",
+                              result->text_len, &cause) == 0) {
+        r->n_sglangs++;
+        return 0;
+    }
+    (void)err_set(&why, cause.code != ERR_NONE ? cause.code : ERR_UPSTREAM, "",
+                  "%.200s: nothing was sent to it, as it did not say how many ranks it has; it is "
+                  "asked again at the next try: %.300s",
+                  upstream_name(result->upstream), cause.msg);
+    return fleet_drop_engine(r->fc, r->s, result->upstream, &why, e);
+}
+
+static int read_ranks(struct handoff_request *r, struct err *e)
+{
+    struct fleet_target *sglangs = calloc(FLEET_MAX, sizeof *sglangs);
+    struct fleet_result *results = NULL;
+    size_t parts[FLEET_MAX], n = 0;
+    int rc;
+
+    if (sglangs == NULL)
+        return refuse_memory(e);
+    for (size_t i = 0; i < r->s->n_parts; i++) {
+        struct upstream *it = r->s->parts[i].upstream;
+
+        if (upstream_kind(it) != UPSTREAM_SGLANG)
+            continue;
+        parts[n] = i;
+        sglangs[n++] = (struct fleet_target){.upstream = it, .given_up = r->s->given_up};
+    }
+    rc = fleet_query(r->fc, API_GET_RANKS, sglangs, n, fleet_step_us(r->fc), &results, e);
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = note_answer(r, parts[i], &results[i], e);
+    fleet_results_free(results, results != NULL ? n : 0);
+    free(sglangs);
+    return rc;
+}
+
+int handoff_request_new(struct handoff_request **out, struct fleet_control *fc,
+                        struct fleet_session *s, struct err *e)
+{
+    struct handoff_request *r = calloc(1, sizeof *r);
+
+    if (r == NULL)
+        return refuse_memory(e);
+    r->fc = fc;
+    r->s = s;
+    if (read_ranks(r, e) != 0) {
+        handoff_request_free(r);
+        return -1;
+    }
+    *out = r;
+    return 0;
+}
+
+void handoff_request_free(struct handoff_request *r)
+{
+    if (r != NULL)
+        handoff_request_clear(r);
+    free(r);
+}
+
+const char **handoff_request_entries(struct handoff_request *r, size_t part, struct err *e)
+{
+    uint64_t n = r->ranks[part].n_entries;
+    const char **entries = calloc(n, sizeof *entries);
+
+    r->sglangs[part] = (struct api_tensors){
+        .serialized = true, .entries = entries, .n_entries = entries != NULL ? n : 0};
+    if (entries == NULL)
+        (void)refuse_memory(e);
+    return entries;
+}
+
+int handoff_request_send(struct handoff_request *r, struct err *e)
+{
+    struct api_args args[FLEET_MAX] = {{0}};
+    struct fleet_tensors t = {.source = "handoff",
+                              .args = {api_object_of(&r->tensors), .tensors = &r->tensors},
+                              .of = args,
+                              .mapped = r->mapped};
+    bool made = t.args.native != NULL;
+    int rc;
+
+    for (size_t i = 0; i < r->s->n_parts && made; i++) {
+        if (r->sglangs[i].entries == NULL)
+            continue;
+        args[i] = (struct api_args){api_object_of(&r->sglangs[i]), .tensors = &r->sglangs[i]};
+        made = args[i].native != NULL;
+    }
+    rc = made ? fleet_send_tensors(r->fc, r->s, &t, e) : refuse_memory(e);
+    for (size_t i = 0; i < r->s->n_parts; i++)
+        api_object_unref(args[i].native);
+    api_object_unref(t.args.native);
+    return rc;
+}
+
+void handoff_request_clear(struct handoff_request *r)
+{
+    for (size_t i = 0; i < r->s->n_parts; i++)
+        free((void *)(uintptr_t)r->sglangs[i].entries);
+    r->tensors = (struct api_tensors){0};
+    memset(r->sglangs, 0, sizeof r->sglangs);
+    memset(r->mapped, 0, sizeof r->mapped);
+}
