@@ -45,6 +45,20 @@ json_t *api_pick(const json_t *own, const struct api_member *members)
     return to;
 }
 
+json_t *api_at(const json_t *json, const char *pointer)
+{
+    char word[32];
+    size_t len;
+
+    for (; *pointer == '/'; pointer += len) {
+        len = strcspn(++pointer, "/");
+        (void)snprintf(word, sizeof word, "%.*s", (int)len, pointer);
+        json = json_is_array(json) ? json_array_get(json, strtoul(word, NULL, 10))
+                                   : json_object_get(json, word);
+    }
+    return (json_t *)(uintptr_t)json;
+}
+
 bool api_has(const json_t *own, const char *member)
 {
     const json_t *value = json_object_get(own, member);

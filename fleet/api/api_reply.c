@@ -71,11 +71,6 @@ int api_check_success(enum api_op op, const struct api_args *args, const struct 
     return 0;
 }
 
-const json_t *api_top_version(const json_t *reply)
-{
-    return json_object_get(reply, "weight_version");
-}
-
 json_t *api_vllm_config(const json_t *reply)
 {
     return json_incref(json_object_get(reply, "vllm_config"));
@@ -102,7 +97,7 @@ int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind,
     if (status == 404 || status == 405) /* of a release, or a mode, without the query */
         return 0;
     reply = json_loadb(text, len, 0, NULL);
-    version = api_top_version(reply);
+    version = json_object_get(reply, "weight_version");
     if (status != 200 || (!json_is_string(version) && !json_is_null(version)))
         return err_set(e, ERR_UNREADABLE, "",
                        "its reply to %s, with status %d, has no weight_version",
@@ -134,7 +129,7 @@ int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, con
                      size_t len, struct err *e)
 {
     json_auto_t *reply = json_loadb(text, len, 0, NULL);
-    const json_t *version = upstream_api(kind)->version(reply);
+    const json_t *version = api_at(reply, upstream_api(kind)->version_at);
 
     if (!json_is_string(version) && !json_is_null(version))
         return err_set(e, ERR_UNREADABLE, "", "its reply to %s has no weight_version",
@@ -148,21 +143,13 @@ int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, siz
                    struct err *e)
 {
     json_auto_t *reply = json_loadb(text, len, 0, NULL);
-    uint64_t n = upstream_api(kind)->n_ranks(reply);
+    int64_t n = upstream_api(kind)->n_ranks(reply);
 
-    if (n == 0)
+    if (n < 0)
         return err_set(e, ERR_UNREADABLE, "", "its reply to %s does not say how many ranks it has",
                        upstream_api(kind)->queries[API_GET_RANKS].path);
-    *out = n;
+    *out = (uint64_t)n;
     return 0;
-}
-
-bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len)
-{
-    const struct upstream_api *api = upstream_api(kind);
-    json_auto_t *reply = json_loadb(text, len, 0, NULL);
-
-    return api->has_no_ranks != NULL && api->has_no_ranks(reply);
 }
 
 json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, struct err *e)
@@ -189,14 +176,14 @@ char *api_read_model(enum upstream_kind kind, const char *text, size_t len)
     struct err ignored = {0};
     json_auto_t *config = api_read_config(kind, text, len, &ignored);
 
-    return copy_of(json_object_get(json_object_get(config, "model_config"), "model"));
+    return copy_of(api_at(config, "/model_config/model"));
 }
 
 char *api_read_architecture(const char *text, size_t len)
 {
     json_auto_t *model = json_loadb(text, len, 0, NULL);
 
-    return copy_of(json_array_get(json_object_get(model, "architectures"), 0));
+    return copy_of(api_at(model, "/architectures/0"));
 }
 
 /* canary and checksums */

@@ -93,8 +93,7 @@ static void read_not_ready(struct upstream_report *out, const json_t *status)
 {
     static const char *const codes[] = {"starting", "draining", "no_weights", "non_finite_logits",
                                         "no_engine"};
-    const json_t *reason = json_object_get(status, "reason");
-    const char *code = json_string_value(json_object_get(reason, "code"));
+    const char *code = json_string_value(api_at(status, "/reason/code"));
 
     if (!json_is_false(json_object_get(status, "ready")) || code == NULL)
         return;
@@ -106,18 +105,12 @@ static void read_not_ready(struct upstream_report *out, const json_t *status)
 static void read_held(struct upstream_report *out, const json_t *status)
 {
     const json_t *pause = json_object_get(status, "pause");
-    const char *owner = json_string_value(json_object_get(pause, "owner"));
 
-    out->held_by_fence = owner != NULL && strcmp(owner, API_FENCE_OWNER) == 0;
+    out->held_by_fence = strcmp(api_text(pause, "owner", ""), API_FENCE_OWNER) == 0;
     if (json_is_object(pause))
         out->held = "paused";
-    else if (json_is_true(json_object_get(json_object_get(status, "sleep"), "asleep")))
+    else if (json_is_true(api_at(status, "/sleep/asleep")))
         out->held = "asleep";
-}
-
-static const json_t *baton_version(const json_t *reply)
-{
-    return json_object_get(json_object_get(reply, "weights"), "weight_version");
 }
 
 static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
@@ -136,27 +129,17 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
 
     api_copy_text(out->process, json_object_get(status, "boot_id"));
     memcpy(out->identity, out->process, sizeof out->identity);
-    api_copy_text(out->label, baton_version(status));
+    api_copy_text(out->label, api_at(status, baton_api.version_at));
     (void)copy_update_id(out->update_id, json_object_get(status, "weights"));
     read_not_ready(out, status);
     read_held(out, status);
 }
 
-static const json_t *baton_ranks(const json_t *reply)
+static int64_t baton_n_ranks(const json_t *reply)
 {
-    return json_object_get(json_object_get(reply, "cuda"), "ranks");
-}
+    const json_t *ranks = api_at(reply, "/cuda/ranks");
 
-static uint64_t baton_n_ranks(const json_t *reply)
-{
-    return json_array_size(baton_ranks(reply));
-}
-
-static bool baton_has_no_ranks(const json_t *reply)
-{
-    const json_t *ranks = baton_ranks(reply);
-
-    return json_is_array(ranks) && json_array_size(ranks) == 0;
+    return json_is_array(ranks) ? (int64_t)json_array_size(ranks) : -1;
 }
 
 void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
@@ -179,9 +162,8 @@ int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t
 bool api_is_committed(const char *text, size_t len)
 {
     json_auto_t *reply = json_loadb(text, len, 0, NULL);
-    const json_t *details = json_object_get(json_object_get(reply, "error"), "details");
 
-    return strcmp(api_text(details, "phase", ""), "committed") == 0;
+    return strcmp(api_text(api_at(reply, "/error/details"), "phase", ""), "committed") == 0;
 }
 
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len)
@@ -293,9 +275,8 @@ const struct upstream_api baton_api = {
             [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
         },
     .read_status = baton_read_status,
-    .version = baton_version,
+    .version_at = "/weights/weight_version",
     .n_ranks = baton_n_ranks,
     .config = api_vllm_config,
     .check_done = baton_check_done,
-    .has_no_ranks = baton_has_no_ranks,
 };

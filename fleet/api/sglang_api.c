@@ -198,16 +198,17 @@ static void sglang_read_status(struct upstream_report *out, const char *text, si
 {
     json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    api_copy_text(out->label, api_top_version(reply));
+    api_copy_text(out->label, json_object_get(reply, "weight_version"));
 }
 
-static uint64_t sglang_n_ranks(const json_t *reply)
+static int64_t sglang_n_ranks(const json_t *reply)
 {
     uint64_t tp = api_positive(json_object_get(reply, "tp_size"));
     uint64_t pp = api_positive(json_object_get(reply, "pp_size"));
     uint64_t dp = api_positive(json_object_get(reply, "dp_size"));
+    int64_t n = (int64_t)(tp * (pp > 0 ? pp : 1) * (dp > 0 ? dp : 1));
 
-    return tp * (pp > 0 ? pp : 1) * (dp > 0 ? dp : 1);
+    return n > 0 ? n : -1;
 }
 
 /* What means the same in a vLLM's configuration: its replicas, and that it can join a trainer's
@@ -227,8 +228,7 @@ static json_t *sglang_config(const json_t *reply)
  * [srt/managers/schedule_batch.py, _compute_max_prefix_len]. */
 static const json_t *sglang_canary_value(const json_t *reply, size_t i)
 {
-    const json_t *all = json_object_get(json_object_get(reply, "meta_info"),
-                                        "input_token_logprobs");
+    const json_t *all = api_at(reply, "/meta_info/input_token_logprobs");
 
     return json_array_size(all) == API_CANARY_IDS ? json_array_get(json_array_get(all, i + 1), 0)
                                                   : NULL;
@@ -372,7 +372,7 @@ const struct upstream_api sglang_api = {
             [API_GET_CONFIG] = {"/server_info", "/get_server_info"},
         },
     .read_status = sglang_read_status,
-    .version = api_top_version,
+    .version_at = "/weight_version",
     .n_ranks = sglang_n_ranks,
     .canary_value = sglang_canary_value,
     .checksums = sglang_checksums,

@@ -195,12 +195,10 @@ enum { API_VERSION_MAX = 257 };
 int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, const char *text,
                      size_t len, struct err *e);
 
-/* api_read_ranks - of a reply to API_GET_RANKS; at least 1.
- * Errors: ERR_UNREADABLE: it does not say.
- * api_has_no_ranks - does such a reply say that the upstream has no GPU, so no rank? */
+/* api_read_ranks - of a reply to API_GET_RANKS; 0: the upstream has no GPU, so no rank.
+ * Errors: ERR_UNREADABLE: it does not say. */
 int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, size_t len,
                    struct err *e);
-bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len);
 
 /* api_read_bucket_ranks - of an SGLang's reply to API_GET_RANKS: how its ranks read
  * serialized_named_tensors, and its release. Errors: ERR_UNREADABLE: it does not say. */

@@ -54,10 +54,9 @@ struct upstream_api {
 
     /* Fills a zeroed *out from a reply to API_GET_STATUS. */
     void (*read_status)(struct upstream_report *out, const char *text, size_t len);
-    /* The version in a reply to API_GET_VERSION: a string, or null; borrowed. */
-    const json_t *(*version)(const json_t *reply);
-    /* Of a reply to API_GET_RANKS. 0: it does not say. */
-    uint64_t (*n_ranks)(const json_t *reply);
+    const char *version_at; /* api_at of a reply to API_GET_VERSION: a string, or null */
+    /* Of a reply to API_GET_RANKS: api_read_ranks; -1: it does not say. */
+    int64_t (*n_ranks)(const json_t *reply);
     /* Value i of a reply 200 to API_GENERATE_CANARY: a number; null if it is not finite; NULL if
      * the reply does not have it. Borrowed. May be NULL: this kind has no canary. */
     const json_t *(*canary_value)(const json_t *reply, size_t i);
@@ -75,8 +74,6 @@ struct upstream_api {
     bool (*reset_is_proven)(const struct api_args *args, const json_t *reply);
     /* api_adapter_is_absent; NULL: status 404 says so, and nothing else. */
     bool (*adapter_is_absent)(const char *name, int status, const json_t *reply);
-    /* api_has_no_ranks; NULL: never. */
-    bool (*has_no_ranks)(const json_t *reply);
     /* api_packs_handles_at_init; NULL: never. */
     bool (*packs_handles_at_init)(const char *release);
     /* api_renames_for_lora, api_names_for_lora; both NULL: never. */
@@ -131,6 +128,10 @@ json_t *api_tags(const struct api_draft *d);
  * NULL: no memory. @members  up to a zeroed one */
 json_t *api_pick(const json_t *own, const struct api_member *members);
 
+/* api_at - borrowed; NULL: there is none. @pointer  a JSON pointer without escapes, "/error/code"
+ */
+json_t *api_at(const json_t *json, const char *pointer);
+
 /* api_has - is the member there, and not null? */
 bool api_has(const json_t *own, const char *member);
 
@@ -179,7 +180,6 @@ int api_is_version(const json_t *reply, const struct api_args *args, const char 
 /* The same in vLLM and SGLang: many of their replies have no body, or one that says nothing. */
 int api_check_success(enum api_op op, const struct api_args *args, const struct api_context *ctx,
                       const json_t *reply, struct err *e);
-const json_t *api_top_version(const json_t *reply);
 
 /* A baton has its configuration in the form of a vLLM's. */
 json_t *api_vllm_config(const json_t *reply);

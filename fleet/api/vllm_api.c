@@ -302,9 +302,11 @@ static void vllm_read_status(struct upstream_report *out, const char *text, size
                        made);
 }
 
-static uint64_t vllm_n_ranks(const json_t *reply)
+static int64_t vllm_n_ranks(const json_t *reply)
 {
-    return api_positive(json_object_get(reply, "world_size"));
+    json_int_t n = json_integer_value(json_object_get(reply, "world_size"));
+
+    return n > 0 ? n : -1;
 }
 
 /* Many releases reply alike when nothing was reset, but never when they were asked to preempt
@@ -318,14 +320,11 @@ static bool vllm_reset_is_proven(const struct api_args *args, const json_t *repl
  * them reads no prefix cache [v1/core/kv_cache_manager.py, get_computed_blocks]. */
 static const json_t *vllm_canary_value(const json_t *reply, size_t i)
 {
-    const json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
-    const json_t *all = json_object_get(choice, "prompt_logprobs");
-    char id[16];
+    const json_t *all = api_at(reply, "/choices/0/prompt_logprobs");
+    char at[32];
 
-    if (json_array_size(all) != API_CANARY_IDS)
-        return NULL;
-    (void)snprintf(id, sizeof id, "%d", api_canary_ids[i + 1]);
-    return json_object_get(json_object_get(json_array_get(all, i + 1), id), "logprob");
+    (void)snprintf(at, sizeof at, "/%zu/%d/logprob", i + 1, api_canary_ids[i + 1]);
+    return json_array_size(all) == API_CANARY_IDS ? api_at(all, at) : NULL;
 }
 
 /* Its encoder of replies refuses NaN, which 0.32 answers with 400. */
@@ -396,7 +395,7 @@ const struct upstream_api vllm_api = {
             [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
         },
     .read_status = vllm_read_status,
-    .version = api_top_version,
+    .version_at = "/weight_version",
     .n_ranks = vllm_n_ranks,
     .canary_value = vllm_canary_value,
     .says_not_finite = vllm_says_not_finite,

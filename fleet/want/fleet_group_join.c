@@ -20,18 +20,17 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply)
 
 static int read_ranks(uint64_t *out, const struct fleet_result *result, struct err *e)
 {
-    const char *text = result->text != NULL ? result->text : "";
     const char *name = upstream_name(result->upstream);
-    enum upstream_kind kind = upstream_kind(result->upstream);
     struct err why = {0};
 
-    if (api_has_no_ranks(kind, text, result->text_len))
+    if (api_read_ranks(out, upstream_kind(result->upstream), result->text, result->text_len,
+                       &why) != 0)
+        return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", name, why.msg);
+    if (*out == 0)
         return err_set(e, ERR_NO_GPU, "",
                        "%.100s keeps its weights in host memory, and NCCL needs GPUs: start it "
                        "with --device cuda:0",
                        name);
-    if (api_read_ranks(out, kind, text, result->text_len, &why) != 0)
-        return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", name, why.msg);
     return *out < FLEET_WORLD_SIZE_MAX
                ? 0
                : err_set(e, ERR_UPSTREAM, "", "%.100s reports %" PRIu64 " ranks", name, *out);

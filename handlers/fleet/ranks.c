@@ -27,21 +27,18 @@ struct group_view {
 static int read_ranks(const struct fleet_result *result, uint64_t *out, uint64_t *n_gpus,
                       struct err *e)
 {
-    enum upstream_kind kind = upstream_kind(result->upstream);
     struct err why = {0};
 
     if (result->outcome != FLEET_OK || result->text == NULL) {
         why = result->why;
-    } else if (api_read_ranks(out, kind, result->text, result->text_len, &why) == 0) {
+    } else if (api_read_ranks(out, upstream_kind(result->upstream), result->text, result->text_len,
+                              &why) == 0) {
         if (*out <= RANKS_EACH_MAX) {
             *n_gpus += *out;
+            *out += *out == 0; /* a baton without a GPU, as in its own world size */
             return 0;
         }
         (void)err_set(&why, ERR_UPSTREAM, "", "it reports %llu ranks", (unsigned long long)*out);
-    } else if (api_has_no_ranks(kind, result->text, result->text_len)) {
-        /* a baton without a GPU counts as one rank, as in its own world size */
-        *out = 1;
-        return 0;
     }
     return err_set(e, ERR_UPSTREAM, "", "%.200s does not report its number of ranks: %.250s",
                    upstream_name(result->upstream), why.msg);

@@ -58,7 +58,7 @@ static void read_questions(enum upstream_kind d, const char *text, size_t len)
     if (api_read_ranks(&n_ranks, d, text, len, &e) != 0)
         check_unreadable(&e);
     else
-        CHECK(n_ranks > 0);
+        CHECK(n_ranks > 0 || d == UPSTREAM_BATON);
     err_clear(&e);
     if (api_read_update_id(id, text, len, &e) != 0)
         check_unreadable(&e);

@@ -359,26 +359,26 @@ static void test_read_ranks(void **state)
     static const struct {
         enum upstream_kind kind;
         const char *text;
-        uint64_t n; /* 0: an error */
+        uint64_t n; /* UINT64_MAX: an error */
     } ranks[] = {
         {UPSTREAM_BATON, "{\"cuda\":{\"ranks\":[{},{}]}}", 2},
         {UPSTREAM_BATON, "{\"cuda\":{\"ranks\":[]}}", 0},
         {UPSTREAM_VLLM, "{\"world_size\":8}", 8},
-        {UPSTREAM_VLLM, "{\"world_size\":\"8\"}", 0},
-        {UPSTREAM_VLLM, "{\"world_size\":-1}", 0},
+        {UPSTREAM_VLLM, "{\"world_size\":\"8\"}", UINT64_MAX},
+        {UPSTREAM_VLLM, "{\"world_size\":-1}", UINT64_MAX},
         {UPSTREAM_SGLANG, "{\"tp_size\":4,\"pp_size\":2,\"dp_size\":1}", 8},
         {UPSTREAM_SGLANG, "{\"tp_size\":4}", 4},
-        {UPSTREAM_SGLANG, "{}", 0},
+        {UPSTREAM_SGLANG, "{}", UINT64_MAX},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
         const char *text = ranks[i].text;
-        uint64_t n = 0;
+        uint64_t n = UINT64_MAX;
         struct err e = {0};
         int rc = api_read_ranks(&n, ranks[i].kind, text, strlen(text), &e);
 
-        assert_int_equal(rc, ranks[i].n > 0 ? 0 : -1);
+        assert_int_equal(rc, ranks[i].n != UINT64_MAX ? 0 : -1);
         assert_int_equal(n, ranks[i].n);
     }
 }

@@ -40,7 +40,7 @@ static void test_each_kind_reads_every_reply(void **state)
         const struct upstream_api *api = upstream_api((enum upstream_kind)kind);
 
         assert_non_null(api->read_status);
-        assert_non_null(api->version);
+        assert_non_null(api->version_at);
         assert_non_null(api->n_ranks);
         assert_non_null(api->config);
         assert_non_null(api->check_done);
