@@ -82,7 +82,7 @@ void api_read_status(struct upstream_report *out, enum upstream_kind kind, const
                      size_t len)
 {
     memset(out, 0, sizeof *out);
-    upstream_api(kind)->read_status(out, text, len);
+    upstream_api(kind)->read_status(out, text != NULL ? text : "", len);
 }
 
 int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
@@ -214,7 +214,8 @@ void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status
     *out = (struct api_canary){.kind = API_CANARY_NONE};
     if (api->canary_value == NULL) {
         out->kind = API_CANARY_UNSUPPORTED;
-    } else if (status >= 400 && api->says_not_finite != NULL && api->says_not_finite(text, len)) {
+    } else if (status >= 400 && text != NULL && api->says_not_finite != NULL &&
+               api->says_not_finite(text, len)) {
         out->kind = API_CANARY_NOT_FINITE;
     } else if (status >= 400 && status < 500 && status != 408 && status != 429 &&
                !api_is_auth_error(status)) {
@@ -383,7 +384,8 @@ void api_read_error(char *out, size_t cap, const char *text, size_t len)
     if (message != NULL)
         (void)snprintf(out, cap, "%s", message);
     else
-        (void)snprintf(out, cap, "%.*s", (int)(len < cap ? len : cap - 1), text);
+        (void)snprintf(out, cap, "%.*s", (int)(len < cap ? len : cap - 1),
+                       text != NULL ? text : "");
     for (char *c = out; *c != '\0'; c++)
         if ((unsigned char)*c < 0x20)
             *c = ' ';

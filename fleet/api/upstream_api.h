@@ -168,7 +168,7 @@ enum api_query {
 int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_query query,
                    struct err *e);
 
-/* ---- replies; `text` is never NUL-terminated ---- */
+/* ---- replies; `text` is never NUL-terminated; NULL: there is none ---- */
 
 /* api_read_status - of a reply 200 to API_GET_STATUS. What it does not say is "" in *out; out->held
  * is also set by a pause of this server. A baton's says if the pause is one of API_FENCE_OWNER. */
@@ -320,9 +320,9 @@ struct api_refusal {
 };
 void api_read_refusal(struct api_refusal *out, const char *text, size_t len);
 
-/* api_read_count - a member of a reply that counts something; 0: it does not say. @text  or NULL
+/* api_read_count - a member of a reply that counts something; 0: it does not say.
  * api_read_digest - of a reply to API_LOAD_ADAPTER: the digest of what was loaded. New; NULL: it
- * does not say, or no memory. @text  or NULL */
+ * does not say, or no memory. */
 uint64_t api_read_count(const char *text, size_t len, const char *member);
 char *api_read_digest(const char *text, size_t len);
 

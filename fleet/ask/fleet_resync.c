@@ -30,14 +30,13 @@ static int query_version(struct fleet_control *fc, struct upstream *upstream,
         rc = refuse_unverified(status, e);
         goto free_said;
     }
-    api_read_status(report, upstream_kind(upstream), status->text != NULL ? status->text : "",
-                    status->text_len);
+    api_read_status(report, upstream_kind(upstream), status->text, status->text_len);
     if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
         rc = refuse_unverified(label, e);
     else
-        rc = api_read_probe_version(report, upstream_kind(upstream), label->status,
-                                    label->text != NULL ? label->text : "", label->text_len, e);
+        rc = api_read_probe_version(report, upstream_kind(upstream), label->status, label->text,
+                                    label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
 free_said:

@@ -151,9 +151,9 @@ static void check_done(enum api_op op, const struct fleet_target *target,
     if (result->outcome != FLEET_OK)
         return;
     if (api_check_done(upstream_kind(target->upstream), op, args_of(target), &target->ctx,
-                       result->text != NULL ? result->text : "", result->text_len, &why) == 0)
+                       result->text, result->text_len, &why) == 0)
         return;
-    api_read_error(words, sizeof words, result->text != NULL ? result->text : "", result->text_len);
+    api_read_error(words, sizeof words, result->text, result->text_len);
     result->outcome = FLEET_REFUSED;
     (void)err_set(&result->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s",
                   upstream_name(target->upstream), result->status, why.msg, words);
@@ -174,8 +174,7 @@ static bool has_no_adapter(enum api_op op, const struct fleet_target *target,
 {
     return op == API_UNLOAD_ADAPTER && result->outcome == FLEET_REFUSED &&
            api_adapter_is_absent(upstream_kind(target->upstream), target->args->name,
-                                 result->status, result->text != NULL ? result->text : "",
-                                 result->text_len);
+                                 result->status, result->text, result->text_len);
 }
 
 /* Also by an error of its own: it keeps what it had under the name of an adapter. */

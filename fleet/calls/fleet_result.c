@@ -63,17 +63,16 @@ static enum err_code code_of_body(enum err_code code, int status)
 
 static void read_refusal(struct fleet_result *result, const char *name)
 {
-    const char *text = result->text != NULL ? result->text : "";
     struct api_refusal r;
     enum err_code code;
     bool refused;
     char words[FLEET_ERROR_TEXT_MAX] = "";
 
-    api_read_refusal(&r, text, result->text_len);
+    api_read_refusal(&r, result->text, result->text_len);
     refused = rejects_our_key(result->status, r.field);
     code = refused ? ERR_UPSTREAM_KEY : code_of_body(r.code, result->status);
     if (result->text_len > 0)
-        api_read_error(words, sizeof words, text, result->text_len);
+        api_read_error(words, sizeof words, result->text, result->text_len);
     if (code == ERR_NONE)
         code = code_of_status(result->status);
     (void)err_set(&result->why, code, r.field, "%.100s %s%d: %s", name,

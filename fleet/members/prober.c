@@ -81,18 +81,16 @@ static int read_report(struct upstream_report *report, const struct probe *p,
     const struct upstream_reply *status = &a[0], *label = &a[1], *release = &a[2];
     bool no_version_request = !label->requested;
 
-    api_read_status(report, p->config->kind, status->text != NULL ? status->text : "",
-                    status->text_len);
-    api_read_release(report, release->status, release->text != NULL ? release->text : "",
-                     release->text_len);
+    api_read_status(report, p->config->kind, status->text, status->text_len);
+    api_read_release(report, release->status, release->text, release->text_len);
     for (size_t i = 3; i < N_STATUS_CALLS; i++)
-        api_read_held(report, a[i].status, a[i].text != NULL ? a[i].text : "", a[i].text_len);
+        api_read_held(report, a[i].status, a[i].text, a[i].text_len);
     if (!no_version_request && label->status == 0) {
         *why = label->why;
         return -1;
     }
-    return api_read_probe_version(report, p->config->kind, label->status,
-                                  label->text != NULL ? label->text : "", label->text_len, why);
+    return api_read_probe_version(report, p->config->kind, label->status, label->text,
+                                  label->text_len, why);
 }
 
 /* May this server itself have paused the engine, or put it to sleep, when it answered? */

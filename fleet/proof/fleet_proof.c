@@ -176,7 +176,7 @@ static enum proof_answer read_canary(struct fleet_prover *p, enum upstream_kind 
                                                 [API_CANARY_VALUES_READ] = PROOF_VALUE};
     struct api_canary canary;
 
-    api_read_canary(&canary, kind, r->status, r->text != NULL ? r->text : "", r->text_len);
+    api_read_canary(&canary, kind, r->status, r->text, r->text_len);
     memcpy(p->values, canary.values, sizeof p->values);
     return answers[canary.kind];
 }

@@ -20,8 +20,7 @@ static void read_reply(struct reading *out, const struct fleet_prover *p)
     struct api_checksums sums;
 
     *out = (struct reading){.answer = PROOF_NO_VALUE};
-    if (api_read_checksums(&sums, p->read_kind, p->reply != NULL ? p->reply : "", p->reply_len,
-                           &why) != 0) {
+    if (api_read_checksums(&sums, p->read_kind, p->reply, p->reply_len, &why) != 0) {
         if (why.code == ERR_NO_MEMORY)
             out->answer = PROOF_PENDING;
         return;

@@ -37,13 +37,12 @@ static bool refuses_labels(const struct fleet_result *result)
  */
 static void read_label(struct fleet_part *p, struct fleet_result *result)
 {
-    const char *text = result->text != NULL ? result->text : "";
     struct err why = {0};
 
     p->label[0] = '\0';
-    if (refuses_labels(result) ||
-        (result->outcome == FLEET_OK &&
-         api_read_version(p->label, upstream_kind(p->upstream), text, result->text_len, &why) != 0))
+    if (refuses_labels(result) || (result->outcome == FLEET_OK &&
+                                   api_read_version(p->label, upstream_kind(p->upstream),
+                                                    result->text, result->text_len, &why) != 0))
         result->outcome = FLEET_SKIPPED;
     p->label_read = result->outcome == FLEET_OK;
 }

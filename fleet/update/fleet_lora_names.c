@@ -41,7 +41,6 @@ static char *architecture_of(const struct fleet_control *fc, const char *theirs)
 /* Its model's configuration may have to be read from a file: not under the lock. */
 static void learn(struct fleet_control *fc, struct fleet_part *p, const struct fleet_result *result)
 {
-    const char *text = result->text != NULL ? result->text : "";
     enum upstream_kind kind = upstream_kind(p->upstream);
     enum api_names names = API_NAMES_PLAIN;
     struct err why = {0}, named = {0};
@@ -50,10 +49,10 @@ static void learn(struct fleet_control *fc, struct fleet_part *p, const struct f
     int rc;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
-    model = api_read_model(kind, text, result->text_len);
+    model = api_read_model(kind, result->text, result->text_len);
     architecture = architecture_of(fc, model);
-    rc = api_names_for_lora(&names, kind, info.report.release, architecture, text, result->text_len,
-                            &why);
+    rc = api_names_for_lora(&names, kind, info.report.release, architecture, result->text,
+                            result->text_len, &why);
     if (rc != 0)
         (void)err_set(&named, why.code, why.field, "%.120s %.380s", upstream_name(p->upstream),
                       why.msg);

@@ -266,11 +266,11 @@ static void note_mapped(const struct fleet_tensors *t, const struct fleet_batch 
     for (size_t i = 0; t->mapped != NULL && i < b->n; i++) {
         const struct fleet_result *r = results != NULL ? &results[i] : NULL;
 
-        t->mapped[b->part[i]] = r == NULL || (fleet_result_may_have_run(r) &&
-                                              (r->outcome != FLEET_REFUSED ||
-                                               !api_has_mapped_nothing(
-                                                   upstream_kind(b->targets[i].upstream), r->status,
-                                                   r->text != NULL ? r->text : "", r->text_len)));
+        t->mapped[b->part[i]] = r == NULL ||
+                                (fleet_result_may_have_run(r) &&
+                                 (r->outcome != FLEET_REFUSED ||
+                                  !api_has_mapped_nothing(upstream_kind(b->targets[i].upstream),
+                                                          r->status, r->text, r->text_len)));
     }
 }
 

@@ -87,8 +87,8 @@ static void apply_reset_result(struct fleet_reset *one, const struct fleet_targe
     if (!result_ok(result) && !has_no_cache(target->op, one->may_lack_route, result))
         one->why = result->why;
     else if (target->op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
-             !api_reset_is_proven(upstream_kind(target->upstream), target->args,
-                                  result->text != NULL ? result->text : "", result->text_len))
+             !api_reset_is_proven(upstream_kind(target->upstream), target->args, result->text,
+                                  result->text_len))
         (void)err_set(&one->why, ERR_UPSTREAM, "",
                       "%.100s does not report whether its cache is empty",
                       upstream_name(target->upstream));

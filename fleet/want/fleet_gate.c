@@ -189,8 +189,7 @@ static bool is_expected(struct fleet_control *fc, const struct fleet_result *res
     fleet_info(fleet_of(fc), result->upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
     return result->outcome == FLEET_OK &&
-           api_read_version(label, upstream_kind(result->upstream),
-                            result->text != NULL ? result->text : "", result->text_len,
+           api_read_version(label, upstream_kind(result->upstream), result->text, result->text_len,
                             &why) == 0 &&
            (strcmp(label, info.report.label) == 0 || strcmp(label, stats.label) == 0);
 }

@@ -189,9 +189,8 @@ static bool may_name(struct fleet_control *fc, const struct fleet_result *result
 
     if (result->outcome != FLEET_OK)
         *why = result->why;
-    else if (api_read_version(label, upstream_kind(result->upstream),
-                              result->text != NULL ? result->text : "", result->text_len,
-                              why) == 0 &&
+    else if (api_read_version(label, upstream_kind(result->upstream), result->text,
+                              result->text_len, why) == 0 &&
              !fleet_may_name(fleet_of(fc), result->upstream, label))
         (void)err_set(why, ERR_UNSYNCED, "", "it reports version '%.100s'", label);
     return why->code == ERR_NONE;

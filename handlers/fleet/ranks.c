@@ -95,7 +95,7 @@ static void intersect_args(json_t *args, bool first, const struct fleet_result *
                                         "tokenizer_path",
                                         "served_model_name",
                                         "context_length"};
-    json_t *reply = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0, NULL);
+    json_t *reply = json_loadb(result->text, result->text_len, 0, NULL);
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         json_t *value = arg_of(reply, names[i]);

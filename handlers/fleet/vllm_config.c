@@ -113,8 +113,8 @@ static void read_config(struct engine_config *out, const struct fleet_result *re
     out->why = result->why;
     if (result->outcome != FLEET_OK)
         return;
-    out->config = api_read_config(upstream_kind(result->upstream),
-                                  result->text != NULL ? result->text : "", result->text_len, &e);
+    out->config = api_read_config(upstream_kind(result->upstream), result->text, result->text_len,
+                                  &e);
     if (out->config == NULL)
         (void)err_set(&out->why, e.code, "", "%.200s: %.250s", upstream_name(result->upstream),
                       e.msg);
