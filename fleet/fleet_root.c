@@ -133,23 +133,21 @@ static void expire_session(struct fleet_control *fc)
 
 static void expire_pause(struct fleet_control *fc)
 {
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err ignored = {0};
     bool expired, was;
-    size_t n = 0;
 
     mtx_lock(&fc->lock);
     expired = fleet_pause_expired_locked(fc);
     mtx_unlock(&fc->lock);
     if (!expired)
         return;
-    if (fleet_resume_all(fc, true, &results, &n, &was, &ignored) == 0) {
+    if (fleet_resume_all(fc, true, &results, &was, &ignored) == 0) {
         mtx_lock(&fc->lock);
         fc->pause.n_expired += was;
         mtx_unlock(&fc->lock);
         log_event_line(LOG_WARN, "pause.expired",
                        "the lease of a pause expired: generation is resumed");
-        fleet_results_free(results, n);
         return;
     }
     mtx_lock(&fc->lock);

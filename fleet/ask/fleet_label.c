@@ -42,14 +42,14 @@ static int check_any(struct fleet_control *fc, size_t n, struct err *e)
 
 /* The engines that did not take the version are out of step then. */
 static void apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
-                          const struct fleet_result *results, size_t n, uint64_t *serial)
+                          const struct fleet_results *results, uint64_t *serial)
 {
     const struct upstream *labelled[FLEET_MAX];
     size_t n_labelled = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if (result_ok(&results[i]))
-            labelled[n_labelled++] = results[i].upstream;
+    for (size_t i = 0; i < results->n; i++)
+        if (result_ok(&results->list[i]))
+            labelled[n_labelled++] = results->list[i].upstream;
     if (n_labelled > 0 || req->record != NULL)
         *serial = fleet_set_label(fleet_of(fc), req->label, labelled, n_labelled);
     else
@@ -57,33 +57,30 @@ static void apply_results(struct fleet_control *fc, const struct fleet_label_req
 }
 
 static int name_engines(struct fleet_control *fc, const struct fleet_label_request *req,
-                        const struct fleet_target *targets, size_t n, struct fleet_result **results,
+                        const struct fleet_target *targets, size_t n, struct fleet_results *results,
                         uint64_t *serial, struct err *e)
 {
     int rc;
 
     fleet_set_updating(fleet_of(fc), true);
     rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
-    apply_results(fc, req, *results, rc == 0 ? n : 0, serial);
+    apply_results(fc, req, results, serial);
     if (req->abort_requests && *serial != 0)
         fleet_abort_all_requests(fc);
-    return rc == 0 && fleet_results_done(*results, n, e) ? 0 : -1;
+    return rc == 0 && fleet_results_done(results, e) ? 0 : -1;
 }
 
 int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,
-                    struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e)
+                    struct fleet_results *results, uint64_t *serial, struct err *e)
 {
-    struct upstream_list *all = upstreams_list(fc->upstreams);
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     const struct api_args args = {.label = req->label};
     struct fleet_target targets[FLEET_MAX];
-    int rc = -1;
+    size_t n = engines_in_step(fc, all, &args, targets);
 
-    *results = NULL;
     *serial = 0;
-    *n = engines_in_step(fc, all, &args, targets);
-    if (check_any(fc, *n, e) == 0 && check_serial(fc, req->if_serial, e) == 0 &&
-        (req->record == NULL || req->record(req->arg, e) == 0))
-        rc = name_engines(fc, req, targets, *n, results, serial, e);
-    upstream_list_unref(all);
-    return rc;
+    if (check_any(fc, n, e) != 0 || check_serial(fc, req->if_serial, e) != 0 ||
+        (req->record != NULL && req->record(req->arg, e) != 0))
+        return -1;
+    return name_engines(fc, req, targets, n, results, serial, e);
 }

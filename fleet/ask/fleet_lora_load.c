@@ -8,12 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void fleet_lora_reply_fini(struct fleet_lora_reply *reply)
-{
-    fleet_results_free(reply->results, reply->n);
-    *reply = (struct fleet_lora_reply){0};
-}
-
 /* load */
 
 /* Engines on which it fails may still have it.
@@ -22,13 +16,12 @@ static void unload_at(struct fleet_control *fc, struct fleet_target *targets, si
                       const struct api_args *of)
 {
     const struct api_args args = {.name = of->name, .number = of->number, .slot = of->slot};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err ignored = {0};
 
     for (size_t i = 0; i < n; i++)
         targets[i].args = &args;
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_STEP_US, &results, &ignored) == 0)
-        fleet_results_free(results, n);
+    (void)fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_STEP_US, &results, &ignored);
 }
 
 /* An engine that cannot replace an adapter unloads it first. */
@@ -48,39 +41,40 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
  * fails is out of rotation and asked again. An engine that refused the load may have an adapter of
  * that name from before this server started: it would be the only engine that has it, so it unloads
  * it too. If all engines refused the load, nothing has changed. */
-static void undo_load(struct fleet_control *fc, const struct fleet_result *results, size_t n,
+static void undo_load(struct fleet_control *fc, const struct fleet_results *results,
                       const struct api_args *of)
 {
     struct fleet_target targets[FLEET_MAX];
+    const struct fleet_result *r = results->list;
     size_t n_targets = 0, n_took = 0;
 
-    for (size_t i = 0; i < n; i++)
-        n_took += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
-    for (size_t i = 0; n_took > 0 && i < n; i++)
-        if (results[i].outcome != FLEET_UNSENT)
-            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
+    for (size_t i = 0; i < results->n; i++)
+        n_took += r[i].outcome == FLEET_OK || r[i].outcome == FLEET_UNKNOWN;
+    for (size_t i = 0; n_took > 0 && i < results->n; i++)
+        if (r[i].outcome != FLEET_UNSENT)
+            targets[n_targets++] = (struct fleet_target){.upstream = r[i].upstream};
     unload_at(fc, targets, n_targets, of);
     (void)fleet_adapter_end_unloaded(fleet_of(fc));
 }
 
-static size_t n_good(const struct fleet_result *results, size_t n)
+static bool any_did(const struct fleet_results *results)
 {
-    size_t good = 0;
+    bool any = false;
 
-    for (size_t i = 0; i < n; i++)
-        good += result_ok(&results[i]);
-    return good;
+    for (size_t i = 0; i < results->n; i++)
+        any = any || result_ok(&results->list[i]);
+    return any;
 }
 
 /* A 404 means that the adapter is not there, whatever the engine's error code, unless other engines
  * have changed something.
  * Returns: 0 or -1 */
-static int set_cause(const struct fleet_result *results, size_t n, bool changes, struct err *e)
+static int set_cause(const struct fleet_results *results, bool changes, struct err *e)
 {
-    const struct fleet_result *cause = fleet_results_cause(results, n);
+    const struct fleet_result *cause = fleet_results_cause(results);
 
     if (changes)
-        return fleet_results_done(results, n, e) ? 0 : -1;
+        return fleet_results_done(results, e) ? 0 : -1;
     if (cause == NULL)
         return 0;
     *e = cause->why;
@@ -116,23 +110,23 @@ static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_
                               const struct api_args *args, bool known,
                               struct fleet_lora_reply *reply, struct err *e)
 {
-    const struct fleet_result *cause = fleet_results_cause(reply->results, reply->n);
-    bool changes = cause == NULL || (known && n_good(reply->results, reply->n) > 0);
+    const struct fleet_result *cause = fleet_results_cause(&reply->results);
+    bool changes = cause == NULL || (known && any_did(&reply->results));
 
     if (changes)
         reply->revision = add_adapter(fc, req, args->native);
     else if (known)
         fleet_adapter_end_kept(fleet_of(fc));
     else
-        undo_load(fc, reply->results, reply->n, args);
-    return set_cause(reply->results, reply->n, changes, e);
+        undo_load(fc, &reply->results, args);
+    return set_cause(&reply->results, changes, e);
 }
 
 /* No engine gets a new request until all caches are empty: the request would read, with the new
  * adapter, what was cached with the one before. An earlier server may have loaded an adapter of
  * that name too, so this is done for new names as well. */
 static int request_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                        const struct fleet_target *targets, size_t n, struct fleet_result **results,
+                        const struct fleet_target *targets, size_t n, struct fleet_results *results,
                         struct err *e)
 {
     uint64_t timeout_us = req->timeout_us + FLEET_GRACE_US;
@@ -141,7 +135,7 @@ static int request_load(struct fleet_control *fc, const struct fleet_lora_reques
     fleet_adapter_replacing(fc, true);
     rc = fleet_request(fc, API_LOAD_ADAPTER, targets, n, timeout_us, results, e);
     if (rc == 0)
-        fleet_reset_adapter_caches(fc, *results, n);
+        fleet_reset_adapter_caches(fc, results);
     fleet_adapter_replacing(fc, false);
     return rc;
 }
@@ -158,10 +152,10 @@ static int load_prepare(struct fleet_control *fc, const struct upstream_list *al
     return fleet_validate(fc, API_LOAD_ADAPTER, targets, *n, e);
 }
 
-static int load(struct fleet_control *fc, const struct upstream_list *all,
-                const struct fleet_lora_request *req, struct api_object *native,
-                struct fleet_lora_reply *reply, struct err *e)
+int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
+                    struct api_object *native, struct fleet_lora_reply *reply, struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct api_args args = {.native = native, .name = req->name, .dir = req->path};
     bool known = fleet_adapter_exists(fleet_of(fc), req->name);
     struct fleet_target targets[FLEET_MAX];
@@ -176,18 +170,7 @@ static int load(struct fleet_control *fc, const struct upstream_list *all,
         fleet_adapter_end_kept(fleet_of(fc));
         return -1;
     }
-    reply->n = n;
     return apply_load_results(fc, req, &args, known, reply, e);
-}
-
-int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                    struct api_object *native, struct fleet_lora_reply *reply, struct err *e)
-{
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = load(fc, all, req, native, reply, e);
-
-    upstream_list_unref(all);
-    return rc;
 }
 
 /* unload */
@@ -195,30 +178,33 @@ int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *r
 /* Engines on which it failed may have it, are out of rotation and asked again, unless it failed on
  * all. */
 static uint64_t apply_unload_results(struct fleet_control *fc, const struct api_args *args,
-                                     const struct fleet_result *results, size_t n)
+                                     const struct fleet_results *results)
 {
-    if (n_good(results, n) == 0) {
+    const struct fleet_result *r = results->list;
+
+    if (!any_did(results)) {
         fleet_adapter_end(fleet_of(fc));
         return 0;
     }
-    for (size_t i = 0; i < n; i++)
-        if (!result_ok(&results[i]) && results[i].outcome != FLEET_UNSENT)
-            fleet_adapter_doubt(fleet_of(fc), results[i].upstream, args);
+    for (size_t i = 0; i < results->n; i++)
+        if (!result_ok(&r[i]) && r[i].outcome != FLEET_UNSENT)
+            fleet_adapter_doubt(fleet_of(fc), r[i].upstream, args);
     return fleet_adapter_end_unloaded(fleet_of(fc));
 }
 
-static bool all_were_absent(const struct fleet_lora_reply *reply)
+static bool all_were_absent(const struct fleet_results *results)
 {
-    for (size_t i = 0; i < reply->n; i++)
-        if (reply->results[i].outcome != FLEET_SKIPPED)
+    for (size_t i = 0; i < results->n; i++)
+        if (results->list[i].outcome != FLEET_SKIPPED)
             return false;
     return true;
 }
 
 /* At the limit of adapters one that the fleet does not know is unloaded all the same. */
-static int unload(struct fleet_control *fc, const struct upstream_list *all, const char *name,
-                  struct api_object *native, struct fleet_lora_reply *reply, struct err *e)
+int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_object *native,
+                      struct fleet_lora_reply *reply, struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct api_args args = {.native = native, .name = name};
     bool known = fleet_adapter_exists(fleet_of(fc), name);
     struct fleet_target targets[FLEET_MAX];
@@ -233,23 +219,12 @@ static int unload(struct fleet_control *fc, const struct upstream_list *all, con
         fleet_adapter_end(fleet_of(fc));
         return -1;
     }
-    reply->n = n;
-    if (all_were_absent(reply) && !known) {
+    if (all_were_absent(&reply->results) && !known) {
         fleet_adapter_end(fleet_of(fc));
-        fleet_lora_reply_fini(reply);
+        fleet_results_fini(&reply->results);
         return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
     }
-    fleet_reset_adapter_caches(fc, reply->results, n);
-    reply->revision = apply_unload_results(fc, &args, reply->results, n);
-    return set_cause(reply->results, n, n_good(reply->results, n) > 0, e);
-}
-
-int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_object *native,
-                      struct fleet_lora_reply *reply, struct err *e)
-{
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = unload(fc, all, name, native, reply, e);
-
-    upstream_list_unref(all);
-    return rc;
+    fleet_reset_adapter_caches(fc, &reply->results);
+    reply->revision = apply_unload_results(fc, &args, &reply->results);
+    return set_cause(&reply->results, any_did(&reply->results), e);
 }

@@ -23,15 +23,13 @@ struct fleet_lora_request {
 
 /* What the engines replied. */
 struct fleet_lora_reply {
-    struct fleet_result *results; /* [n], owned: fleet_lora_reply_fini; NULL: no engine was asked */
-    size_t n;
-    uint64_t revision; /* of the fleet's adapter */
+    struct fleet_results results; /* owned: fleet_results_fini */
+    uint64_t revision;            /* of the fleet's adapter */
 };
-void fleet_lora_reply_fini(struct fleet_lora_reply *reply);
 
 /* fleet_lora_load - load an adapter on every engine that answers.
  * @native  the client's body
- * @reply  zeroed; also set on errors, as far as engines were asked
+ * @reply   zeroed; also set on errors, as far as engines were asked
  * Threads: the owner of the operation lock (fleet/calls/fleet_locks.h). Blocks: up to timeout_us
  * and the times of three more requests to the engines. Errors: ERR_BAD_REQUEST (the adapter exists
  * and in_place is false), ERR_CONFLICT (too many adapters), ERR_UNSYNCED (fewer than --min-ready

@@ -4,11 +4,11 @@
 #include "fleet/want/fleet_cache.h"
 
 static int query_one(struct fleet_control *fc, enum api_query q, struct upstream *upstream,
-                     struct fleet_result **result, struct err *e)
+                     struct fleet_results *results, struct err *e)
 {
     const struct fleet_target target = {.upstream = upstream};
 
-    return fleet_query(fc, q, &target, 1, FLEET_QUERY_US, result, e);
+    return fleet_query(fc, q, &target, 1, FLEET_QUERY_US, results, e);
 }
 
 static int refuse_unverified(const struct fleet_result *result, struct err *e)
@@ -20,16 +20,17 @@ static int refuse_unverified(const struct fleet_result *result, struct err *e)
 static int query_version(struct fleet_control *fc, struct upstream *upstream,
                          struct upstream_report *report, struct err *e)
 {
-    struct fleet_result *status = NULL, *label = NULL;
-    int rc = -1;
+    fleet_results_auto of_status = {0}, of_label = {0};
+    const struct fleet_result *status, *label;
+    int rc;
 
-    if (query_one(fc, API_GET_STATUS, upstream, &status, e) != 0 ||
-        query_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
-        goto free_said;
-    if (status->outcome != FLEET_OK) {
-        rc = refuse_unverified(status, e);
-        goto free_said;
-    }
+    if (query_one(fc, API_GET_STATUS, upstream, &of_status, e) != 0 ||
+        query_one(fc, API_GET_PROBE_VERSION, upstream, &of_label, e) != 0)
+        return -1;
+    status = of_status.list;
+    label = of_label.list;
+    if (status->outcome != FLEET_OK)
+        return refuse_unverified(status, e);
     api_read_status(report, upstream_kind(upstream), status->text, status->text_len);
     if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
@@ -39,9 +40,6 @@ static int query_version(struct fleet_control *fc, struct upstream *upstream,
                                     label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
-free_said:
-    fleet_results_free(status, 1);
-    fleet_results_free(label, 1);
     return rc;
 }
 
@@ -56,21 +54,21 @@ static bool can_generate(const struct fleet_result *result)
 /* An engine in rotation has shown that it generates. A token shows that one is awake too. */
 static int probe_generation(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
-    struct fleet_result *result = NULL;
+    fleet_results_auto results = {0};
+    const struct fleet_result *result;
     struct upstream_info info;
-    int rc = 0;
 
     if (fleet_serves(fleet_of(fc), upstream))
         return 0;
     fleet_info(fleet_of(fc), upstream, &info);
-    if (query_one(fc, API_GENERATE_TOKEN, upstream, &result, e) != 0)
+    if (query_one(fc, API_GENERATE_TOKEN, upstream, &results, e) != 0)
         return -1;
+    result = results.list;
     if (result->outcome == FLEET_OK && info.may_sleep)
         fleet_found_awake(fleet_of(fc), upstream, info.have.change);
     if (result->outcome != FLEET_OK && (info.may_sleep || !can_generate(result)))
-        rc = refuse_unverified(result, e);
-    fleet_results_free(result, 1);
-    return rc;
+        return refuse_unverified(result, e);
+    return 0;
 }
 
 /* a sleep or a wake that the engine missed */
@@ -114,17 +112,15 @@ static int request_one(struct fleet_control *fc, enum api_op op, struct upstream
                        const struct api_args *args, struct err *e)
 {
     const struct fleet_target target = {.upstream = upstream, .args = args};
-    struct fleet_result *result = NULL;
-    int rc = 0;
+    fleet_results_auto results = {0};
+    const struct fleet_result *result;
 
-    if (fleet_request(fc, op, &target, 1, FLEET_SLEEP_US, &result, e) != 0)
+    if (fleet_request(fc, op, &target, 1, FLEET_SLEEP_US, &results, e) != 0)
         return -1;
+    result = results.list;
     if (result->outcome == FLEET_UNKNOWN) /* it may be asleep or awake */
         fleet_fence(fleet_of(fc), upstream, &result->why);
-    if (!result_ok(result))
-        rc = refuse_unverified(result, e);
-    fleet_results_free(result, 1);
-    return rc;
+    return result_ok(result) ? 0 : refuse_unverified(result, e);
 }
 
 /* Not one that was started since: it never slept. */

@@ -13,14 +13,16 @@ static bool is_missed(const struct fleet_result *result)
 /* An engine that refused is in another state than the others, if one of these did it. One that
  * broke may have dropped its weights all the same; a baton says what it serves. */
 static void fence_failed(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                         const struct fleet_result *results, size_t n, bool any_did)
+                         const struct fleet_results *results, bool any_did)
 {
-    for (size_t i = 0; i < n; i++)
-        if (any_did ? !result_ok(&results[i]) && !is_missed(&results[i])
-                    : req->weights && req->level == 2 &&
-                          fleet_result_answer(&results[i]) == HAVE_BROKE &&
-                          !upstream_caps_of(results[i].upstream)->two_phase)
-            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
+    for (size_t i = 0; i < results->n; i++) {
+        const struct fleet_result *r = &results->list[i];
+
+        if (any_did ? !result_ok(r) && !is_missed(r)
+                    : req->weights && req->level == 2 && fleet_result_answer(r) == HAVE_BROKE &&
+                          !upstream_caps_of(r->upstream)->two_phase)
+            fleet_fence(fleet_of(fc), r->upstream, &r->why);
+    }
 }
 
 /* One that was down is in another state than the others when it is back. */
@@ -77,38 +79,38 @@ static void wake_once(struct fleet_control *fc, const struct api_sleep *asked,
     }
 }
 
-static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *all,
-                        const struct fleet_sleep_request *req, struct api_object *native,
-                        struct fleet_result **results, size_t *n, struct err *e)
+static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
+                     struct api_object *native, struct fleet_results *results, struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     const struct api_sleep asked = {.level = req->level, .weights = req->weights, .kv = req->kv};
     const struct api_args args = {.native = native, .sleep = &asked};
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
     struct api_sleep of[FLEET_MAX];
     struct api_args args_of[FLEET_MAX];
-    size_t n_changed = 0;
+    size_t n, n_changed = 0;
     int rc;
 
-    if (fleet_reachable_quorum(fc, all, &args, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, &args, targets, &n, e) != 0)
         return -1;
     if (asleep)
         want_sleep(fc, req->weights, req->kv);
     else
-        wake_once(fc, &asked, targets, *n, of, args_of);
+        wake_once(fc, &asked, targets, n, of, args_of);
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
-    rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
+    rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, n, FLEET_SLEEP_US, results, e);
     if (rc != 0) {
         want_sleep(fc, false, false);
         fleet_proof_release(fc, NULL);
         return -1;
     }
-    for (size_t i = 0; i < *n; i++)
-        n_changed += result_ok(&(*results)[i]) || (*results)[i].outcome == FLEET_UNKNOWN;
-    fence_failed(fc, req, *results, *n, n_changed > 0);
+    for (size_t i = 0; i < n; i++)
+        n_changed += result_ok(&results->list[i]) || results->list[i].outcome == FLEET_UNKNOWN;
+    fence_failed(fc, req, results, n_changed > 0);
     if (n_changed > 0) {
-        note_asked(fc, targets, *n, &asked);
+        note_asked(fc, targets, n, &asked);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
         if (asleep && !fleet_is_paused(fc)) /* as the engines do with what they have */
             (void)fleet_abort_queued(fleet_of(fc), true);
@@ -116,41 +118,26 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
     }
     want_sleep(fc, false, false);
     fleet_proof_release(fc, NULL); /* fleet_set_sleep keeps canaries away from now on */
-    return fleet_results_done(*results, *n, e) ? 0 : -1;
-}
-
-static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                     struct api_object *native, struct fleet_result **results, size_t *n,
-                     struct err *e)
-{
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = set_sleep_of(fc, all, req, native, results, n, e);
-
-    upstream_list_unref(all);
-    return rc;
+    return fleet_results_done(results, e) ? 0 : -1;
 }
 
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                    struct api_object *native, struct fleet_result **results, size_t *n,
-                    struct err *e)
+                    struct api_object *native, struct fleet_results *results, struct err *e)
 {
     int rc;
 
-    *results = NULL;
     if (fleet_check_no_update(fc, false, e) != 0)
         return -1;
     fleet_suspend_generation_probes(fc, true);
-    rc = set_sleep(fc, req, native, results, n, e);
+    rc = set_sleep(fc, req, native, results, e);
     fleet_suspend_generation_probes(fc, false);
     return rc;
 }
 
 int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                   struct api_object *native, struct fleet_result **results, size_t *n,
-                   struct err *e)
+                   struct api_object *native, struct fleet_results *results, struct err *e)
 {
-    *results = NULL;
     if (req->kv && fleet_check_no_update(fc, true, e) != 0)
         return -1;
-    return set_sleep(fc, req, native, results, n, e);
+    return set_sleep(fc, req, native, results, e);
 }

@@ -21,17 +21,14 @@ struct fleet_sleep_request {
  * An engine that does not answer is fenced until a resync or an update; an engine whose weights
  * were dropped until a whole update. If all engines refuse, nothing changes.
  * @native   the client's body; NULL: none
- * @results  [n], owned by the caller (fleet_results_free), also on errors; NULL: no engine was
- *           asked
+ * @results  in: zeroed; also on errors, unless no engine was asked
  * Threads: the owner of the operation lock (fleet/calls/fleet_locks.h). Blocks: up to
  * FLEET_SLEEP_US. Errors: ERR_CONFLICT: an update is open (a wake of the KV cache: one that keeps
  * engines paused);
  * ERR_UNSYNCED: fewer than --min-ready engines answer; an engine's. */
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                    struct api_object *native, struct fleet_result **results, size_t *n,
-                    struct err *e);
+                    struct api_object *native, struct fleet_results *results, struct err *e);
 int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                   struct api_object *native, struct fleet_result **results, size_t *n,
-                   struct err *e);
+                   struct api_object *native, struct fleet_results *results, struct err *e);
 
 #endif

@@ -232,7 +232,7 @@ struct sending {
     const struct fleet_target *targets; /* [n], and so are the next four */
     struct upstream_call *calls;
     struct upstream_reply *replies;
-    struct fleet_result *results;
+    struct fleet_results results;
     struct have_before *before;
     size_t n;
 };
@@ -242,7 +242,7 @@ static void on_answered(void *arg, size_t at)
     struct sending *s = arg;
     const struct fleet_target *target = &s->targets[at];
     struct upstream_reply *reply = &s->replies[at];
-    struct fleet_result *result = &s->results[at];
+    struct fleet_result *result = &s->results.list[at];
     const char *name = upstream_name(target->upstream);
 
     fleet_result_read(result, name, reply);
@@ -262,7 +262,7 @@ static int call_all(struct sending *s, struct err *e)
     int rc;
 
     for (size_t i = 0; i < s->n; i++) { /* they keep their places meanwhile */
-        s->results[i].upstream = upstream_ref(s->targets[i].upstream);
+        s->results.list[i].upstream = upstream_ref(s->targets[i].upstream);
         if (changes)
             fleet_doubt(f, s->targets[i].upstream, op_of(s->what, &s->targets[i]),
                         args_of(&s->targets[i]), &s->before[i]);
@@ -279,19 +279,19 @@ static int call_all(struct sending *s, struct err *e)
 
 static int send_all(struct fleet_control *fc, const struct what *w,
                     const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                    struct fleet_result **out, struct err *e)
+                    struct fleet_results *out, struct err *e)
 {
     struct sending s = {.fc = fc,
                         .what = w,
                         .targets = targets,
                         .calls = calloc(n + 1, sizeof *s.calls),
                         .replies = calloc(n + 1, sizeof *s.replies),
-                        .results = calloc(n + 1, sizeof *s.results),
+                        .results = {calloc(n + 1, sizeof *s.results.list), n},
                         .before = calloc(n + 1, sizeof *s.before),
                         .n = n};
     int rc = -1;
 
-    if (s.calls == NULL || s.replies == NULL || s.results == NULL || s.before == NULL)
+    if (s.calls == NULL || s.replies == NULL || s.results.list == NULL || s.before == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     else
         rc = make_calls(fc, w, targets, n, timeout_us, s.calls, e);
@@ -303,12 +303,12 @@ static int send_all(struct fleet_control *fc, const struct what *w,
     if (rc == 0)
         *out = s.results;
     else
-        fleet_results_free(s.results, n);
+        fleet_results_fini(&s.results);
     return rc;
 }
 
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
-                  size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+                  size_t n, uint64_t timeout_us, struct fleet_results *out, struct err *e)
 {
     const struct what w = {.kind = WHAT_OP, .op = op};
 
@@ -317,7 +317,7 @@ int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_t
 }
 
 int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                   uint64_t timeout_us, struct fleet_result **out, struct err *e)
+                   uint64_t timeout_us, struct fleet_results *out, struct err *e)
 {
     const struct what w = {.kind = WHAT_OP_OF_TARGET};
 
@@ -325,7 +325,7 @@ int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets,
 }
 
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
-                size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+                size_t n, uint64_t timeout_us, struct fleet_results *out, struct err *e)
 {
     const struct what w = {.kind = WHAT_QUERY, .query = q};
 
@@ -347,13 +347,14 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
 }
 
 int fleet_request_all(struct fleet_control *fc, enum api_op op, const struct api_args *args,
-                      uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e)
+                      uint64_t timeout_us, struct fleet_results *out, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
+    size_t n;
 
-    return fleet_reachable_quorum(fc, all, args, targets, n, e) == 0
-               ? fleet_request(fc, op, targets, *n, timeout_us, results, e)
+    return fleet_reachable_quorum(fc, all, args, targets, &n, e) == 0
+               ? fleet_request(fc, op, targets, n, timeout_us, out, e)
                : -1;
 }
 
@@ -362,11 +363,10 @@ void fleet_abort_all_requests(struct fleet_control *fc)
     const struct api_args args = {.all = true};
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err ignored = {0};
     size_t n = fleet_reachable(fc, all, &args, targets);
 
     (void)fleet_abort_queued(fleet_of(fc), true);
-    if (fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
-        fleet_results_free(results, n);
+    (void)fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored);
 }

@@ -47,21 +47,21 @@ struct fleet_target {
 /* fleet_request - send an operation to each target, and wait for the last reply. All requests are
  * made before the first is sent. They are part of the calling thread's trace (base/net/trace.h).
  * @targets  [n], n <= FLEET_MAX
- * @results  [n], in the order of `targets`; written on success; free with fleet_results_free
+ * @out      [n], in the order of `targets`; in: zeroed; written on success
  * Threads: those that may wait for engines; no lock held. Blocks: up to timeout_us.
  * Errors: api_make_request's, ERR_NO_MEMORY: nothing was sent; ERR_DRAINING: the engines may have
  *         processed it. */
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
-                  size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
+                  size_t n, uint64_t timeout_us, struct fleet_results *out, struct err *e);
 
 /* fleet_requests - the same with an operation for each target, of which several may be at one
  * upstream: they reach it in any order. Any n. */
 int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                   uint64_t timeout_us, struct fleet_result **results, struct err *e);
+                   uint64_t timeout_us, struct fleet_results *out, struct err *e);
 
 /* fleet_query - the same with a query of an engine's state. */
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
-                size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
+                size_t n, uint64_t timeout_us, struct fleet_results *out, struct err *e);
 
 /* fleet_validate - can the request be made for each target? Nothing is sent.
  * Errors: api_make_request's. */
@@ -73,10 +73,10 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
 uint64_t fleet_step_us(struct fleet_control *fc);
 
 /* fleet_request_all - the same request to every engine that answers.
- * @args  borrowed; @results, @n  as fleet_request's
+ * @args  borrowed; @out  as fleet_request's
  * Errors: fleet_reachable_quorum's; fleet_request's. */
 int fleet_request_all(struct fleet_control *fc, enum api_op op, const struct api_args *args,
-                      uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e);
+                      uint64_t timeout_us, struct fleet_results *out, struct err *e);
 
 /* fleet_abort_all_requests - abort what waits for a permit here, and what runs on the engines that
  * answer; failures are ignored.

@@ -15,11 +15,12 @@ void fleet_result_fini(struct fleet_result *result)
     *result = (struct fleet_result){0};
 }
 
-void fleet_results_free(struct fleet_result *results, size_t n)
+void fleet_results_fini(struct fleet_results *results)
 {
-    for (size_t i = 0; results != NULL && i < n; i++)
-        fleet_result_fini(&results[i]);
-    free(results);
+    for (size_t i = 0; results->list != NULL && i < results->n; i++)
+        fleet_result_fini(&results->list[i]);
+    free(results->list);
+    *results = (struct fleet_results){0};
 }
 
 /* A 403 concerns our key, unless it names a member of the request, for instance a path: then it
@@ -136,26 +137,26 @@ bool fleet_result_may_have_run(const struct fleet_result *result)
     return true;
 }
 
-const struct fleet_result *fleet_results_cause(const struct fleet_result *results, size_t n)
+const struct fleet_result *fleet_results_cause(const struct fleet_results *results)
 {
     const struct fleet_result *cause = NULL;
 
-    for (size_t i = 0; i < n; i++) {
-        if (results[i].outcome == FLEET_REFUSED)
-            return &results[i];
-        if (cause == NULL && results[i].outcome != FLEET_OK && results[i].outcome != FLEET_SKIPPED)
-            cause = &results[i];
+    for (size_t i = 0; i < results->n; i++) {
+        if (results->list[i].outcome == FLEET_REFUSED)
+            return &results->list[i];
+        if (cause == NULL && !result_ok(&results->list[i]))
+            cause = &results->list[i];
     }
     return cause;
 }
 
-uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member)
+uint64_t fleet_results_sum(const struct fleet_results *results, const char *member)
 {
     uint64_t sum = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if (results[i].outcome == FLEET_OK)
-            sum += api_read_count(results[i].text, results[i].text_len, member);
+    for (size_t i = 0; i < results->n; i++)
+        if (results->list[i].outcome == FLEET_OK)
+            sum += api_read_count(results->list[i].text, results->list[i].text_len, member);
     return sum;
 }
 
@@ -164,9 +165,9 @@ bool result_ok(const struct fleet_result *result)
     return result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED;
 }
 
-bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e)
+bool fleet_results_ok(const struct fleet_results *results, struct err *e)
 {
-    const struct fleet_result *cause = fleet_results_cause(results, n);
+    const struct fleet_result *cause = fleet_results_cause(results);
 
     if (cause == NULL)
         return true;
@@ -182,14 +183,15 @@ void fleet_error_after_change(struct err *e)
     e->field[0] = '\0';
 }
 
-bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e)
+bool fleet_results_done(const struct fleet_results *results, struct err *e)
 {
     bool any = false;
 
-    if (fleet_results_ok(results, n, e))
+    if (fleet_results_ok(results, e))
         return true;
-    for (size_t i = 0; i < n; i++)
-        any = any || results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
+    for (size_t i = 0; i < results->n; i++)
+        any = any || results->list[i].outcome == FLEET_OK ||
+              results->list[i].outcome == FLEET_UNKNOWN;
     if (any)
         fleet_error_after_change(e);
     return false;

@@ -32,14 +32,17 @@ struct fleet_result {
     char *text;     /* owned; body of the reply; NULL: none */
     size_t text_len;
 };
-void fleet_result_fini(struct fleet_result *result);             /* accepts a zeroed one */
-void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL */
+void fleet_result_fini(struct fleet_result *result); /* accepts a zeroed one */
 
 /* What each of several engines replied. */
 struct fleet_results {
     struct fleet_result *list; /* owned; [n]; NULL: none was asked */
     size_t n;
 };
+void fleet_results_fini(struct fleet_results *results); /* accepts zeroed ones */
+
+/* fleet_results_auto - the type of results that are given back at the end of the block. */
+#define fleet_results_auto struct fleet_results __attribute__((cleanup(fleet_results_fini)))
 
 /* fleet_result_read - the result of an upstream's reply, in terms of our client's errors.
  * @result  in: zeroed but for `upstream`
@@ -64,10 +67,10 @@ bool fleet_result_may_have_run(const struct fleet_result *result);
 
 /* fleet_results_cause - the failure to report to the client: a refusal, which has a reason, before
  * a missing reply. NULL: none failed. */
-const struct fleet_result *fleet_results_cause(const struct fleet_result *results, size_t n);
+const struct fleet_result *fleet_results_cause(const struct fleet_results *results);
 
 /* fleet_results_ok - did none fail? @e  set to the cause if one did */
-bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e);
+bool fleet_results_ok(const struct fleet_results *results, struct err *e);
 
 /* fleet_error_after_change - make an engine's 4xx, which says that nothing was changed,
  * ERR_UPSTREAM. */
@@ -75,9 +78,9 @@ void fleet_error_after_change(struct err *e);
 
 /* fleet_results_done - the same of a request that changes something. A 4xx says that nothing was
  * changed, so an engine's is ERR_UPSTREAM if another engine did what was asked, or may have. */
-bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e);
+bool fleet_results_done(const struct fleet_results *results, struct err *e);
 
 /* fleet_results_sum - sum of an integer member of the replies that are FLEET_OK. */
-uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member);
+uint64_t fleet_results_sum(const struct fleet_results *results, const char *member);
 
 #endif

@@ -94,7 +94,7 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
                                        .handoff = a->v->serial,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
-    struct fleet_results replies = {0};
+    fleet_results_auto replies = {0};
     struct fleet_session *s;
     struct err ignored = {0};
     int rc = -1;
@@ -107,7 +107,6 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
             (void)fleet_abort_update_wait(h->cfg.control, s, e, &ignored);
         fleet_unref(h->cfg.control, s);
     }
-    fleet_results_free(replies.list, replies.n);
     return rc;
 }
 

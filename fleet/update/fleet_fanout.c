@@ -136,7 +136,7 @@ static bool owns_parts(struct fleet_control *fc, const struct fleet_session *s)
 
 /* The requests of `with` are behind those of the batch. */
 static int send_with(struct fleet_control *fc, const struct fanout *f, const struct fleet_batch *b,
-                     uint64_t timeout_us, struct fleet_result **results, struct err *e)
+                     uint64_t timeout_us, struct fleet_results *results, struct err *e)
 {
     struct fanout_with *with = f->with;
     struct fleet_target *all = calloc(b->n + with->n, sizeof *all);
@@ -153,8 +153,9 @@ static int send_with(struct fleet_control *fc, const struct fanout *f, const str
         rc = fleet_requests(fc, all, b->n + with->n, timeout_us, results, e);
     }
     if (rc == 0) {
-        memcpy(of_with, *results + b->n, with->n * sizeof *of_with);
-        with->results = of_with;
+        results->n = b->n;
+        memcpy(of_with, results->list + b->n, with->n * sizeof *of_with);
+        with->results = (struct fleet_results){of_with, with->n};
         of_with = NULL;
     }
     free(of_with);
@@ -168,7 +169,7 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
     uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
     bool has_with = f->with != NULL && f->with->n > 0;
     struct applying a = {.fc = fc, .s = s, .f = f};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct fleet_batch *b = &a.b;
     int rc;
 
@@ -189,6 +190,5 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
         rc = fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
     if (rc != 0 && (f->fail_each || e->code == ERR_DRAINING))
         apply_none(&a, e);
-    fleet_results_free(results, b->n);
     return rc == 0 ? (int)b->n : -1;
 }

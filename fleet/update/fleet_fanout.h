@@ -17,8 +17,7 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
 struct fanout_with {
     const struct fleet_target *targets; /* [n], borrowed; each with its operation */
     size_t n;
-    struct fleet_result *results; /* out, of the caller: [n], fleet_results_free; NULL: none was
-                                     sent */
+    struct fleet_results results; /* out, of the caller; in: zeroed; none: nothing was sent */
 };
 
 /* A request, the parts that it goes to, and what follows from a result. The functions are called

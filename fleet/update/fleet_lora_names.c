@@ -69,7 +69,7 @@ static void learn(struct fleet_control *fc, struct fleet_part *p, const struct f
 int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     const struct fanout f = {.select = needs_names, .arg = fc};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct fleet_batch b;
 
     if (fanout_select(fc, s, &f, &b) == 0)
@@ -79,14 +79,13 @@ int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, struct 
     for (size_t i = 0; i < b.n; i++) {
         struct fleet_part *p = &s->parts[b.part[i]];
 
-        if (result_ok(&results[i])) {
-            learn(fc, p, &results[i]);
+        if (result_ok(&results.list[i])) {
+            learn(fc, p, &results.list[i]);
             continue;
         }
         mtx_lock(&fc->lock);
-        part_drop_failed(p, &results[i]);
+        part_drop_failed(p, &results.list[i]);
         mtx_unlock(&fc->lock);
     }
-    fleet_results_free(results, b.n);
     return fleet_require_quorum(fc, s, e);
 }

@@ -38,6 +38,12 @@ void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const s
     part_set_result(p, end, status, why);
 }
 
+void part_drop_failed(struct fleet_part *p, const struct fleet_result *result)
+{
+    if (!result_ok(result))
+        part_drop(p, result->outcome, result->status, &result->why);
+}
+
 void part_set_in_doubt(struct fleet_part *p, const struct err *why)
 {
     p->weights = PART_TORN;

@@ -99,6 +99,7 @@ void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
  * part_not_taken - it took none of those.
  * part_finish - it reports that it serves the new version.
  * part_drop - it failed, and is out. If it served the new version, it is not known to any more.
+ *     part_drop_failed: the same if its request failed.
  * part_set_in_doubt - what it got no tensors of may still change it, as a marker or a start of an
  *     update that is over: it needs a whole update. The reason why it is out stays.
  * Whether the update can go on: fleet_session_has_quorum. */
@@ -106,6 +107,7 @@ void part_send(struct fleet_part *p);
 void part_not_taken(struct fleet_part *p);
 void part_finish(struct fleet_part *p);
 void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
+void part_drop_failed(struct fleet_part *p, const struct fleet_result *result);
 void part_set_in_doubt(struct fleet_part *p, const struct err *why);
 
 /* part_is_unchanged - does it serve what it served before the update?

@@ -75,46 +75,42 @@ bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
     return n >= min_ready;
 }
 
-static bool result_failed(const struct fleet_result *result)
-{
-    return result->outcome != FLEET_OK && result->outcome != FLEET_SKIPPED;
-}
-
 /* @removed  those whose engines were removed, or the others */
-static void drop_failed(struct fleet_session *s, const struct fleet_result *results,
-                        const size_t *parts, size_t n, bool removed)
+static void drop_failed(struct fleet_session *s, const struct fleet_results *results,
+                        const size_t *parts, bool removed)
 {
-    for (size_t i = 0; i < n; i++)
-        if (result_failed(&results[i]) && s->parts[parts[i]].removed == removed)
-            part_drop(&s->parts[parts[i]], results[i].outcome, results[i].status, &results[i].why);
+    for (size_t i = 0; i < results->n; i++)
+        if (s->parts[parts[i]].removed == removed)
+            part_drop_failed(&s->parts[parts[i]], &results->list[i]);
 }
 
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
-                                                 const struct fleet_result *results,
-                                                 const size_t *parts, size_t n, size_t min_ready,
+                                                 const struct fleet_results *results,
+                                                 const size_t *parts, size_t min_ready,
                                                  bool repeats)
 {
     size_t n_failed = 0, n_worked = 0;
     bool one_phase = false, lost = false;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < results->n; i++) {
+        const struct fleet_result *r = &results->list[i];
         struct fleet_part *p = &s->parts[parts[i]];
 
-        n_failed += result_failed(&results[i]) && !p->removed;
-        n_worked += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN ||
-                    (!p->two_phase && fleet_result_may_have_run(&results[i]));
+        n_failed += !result_ok(r) && !p->removed;
+        n_worked += r->outcome == FLEET_OK || r->outcome == FLEET_UNKNOWN ||
+                    (!p->two_phase && fleet_result_may_have_run(r));
         one_phase = one_phase || !p->two_phase;
-        lost = lost || (results[i].outcome == FLEET_LOST && !p->removed);
-        if (!fleet_result_may_have_run(&results[i]))
+        lost = lost || (r->outcome == FLEET_LOST && !p->removed);
+        if (!fleet_result_may_have_run(r))
             part_not_taken(p);
-        part_set_result(p, results[i].outcome, results[i].status, &results[i].why);
+        part_set_result(p, r->outcome, r->status, &r->why);
     }
-    drop_failed(s, results, parts, n, true);
+    drop_failed(s, results, parts, true);
     if (n_failed == 0)
         return VERDICT_CONTINUE;
     if (!lost && (n_worked == 0 || (repeats && !one_phase)))
         return VERDICT_RETRY;
-    drop_failed(s, results, parts, n, false);
+    drop_failed(s, results, parts, false);
     return fleet_session_has_quorum(s, min_ready) ? VERDICT_CONTINUE : VERDICT_ABORT;
 }
 

@@ -98,12 +98,12 @@ enum session_verdict {
 };
 
 /* fleet_session_apply_results - apply the results of a request with tensors.
- * @results  [n], in the order of `parts` [n], indexes of s->parts
+ * @results  in the order of `parts` [results->n], indexes of s->parts
  * @repeats  the same request may be sent again to an engine that accepted it
  * After part_send of each. A removed engine that fails is dropped, and does not stop the others. */
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
-                                                 const struct fleet_result *results,
-                                                 const size_t *parts, size_t n, size_t min_ready,
+                                                 const struct fleet_results *results,
+                                                 const size_t *parts, size_t min_ready,
                                                  bool repeats);
 
 /* fleet_client_error - an engine's error, for our client: an ERR_NOT_FOUND that blames no member is

@@ -37,7 +37,7 @@ struct fleet_update_request {
 /* fleet_start_update - open an update. Blocks: for the operation lock, then up to the time of a
  * step.
  * @out      one reference
- * @replies  zero before; on some errors what each engine replied: fleet_results_free
+ * @replies  in: zeroed; on some errors what each engine replied
  * Errors: fleet_step_lock's; ERR_CONFLICT: one is open, or no engine needs the repair;
  * ERR_ASLEEP; ERR_UNSYNCED: too few engines; an engine's. */
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,

@@ -152,7 +152,7 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
                        struct err *e)
 {
     const struct api_args args = {.lease_s = UPDATE_LEASE_S_MAX};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct fleet_batch b = {0};
     int rc;
 
@@ -166,9 +166,5 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
         fleet_reschedule(fc);
         rc = fleet_request(fc, API_RENEW_UPDATE, b.targets, b.n, FLEET_QUERY_US, &results, e);
     }
-    if (rc != 0)
-        return -1;
-    rc = fleet_results_ok(results, b.n, e) ? 0 : -1;
-    fleet_results_free(results, b.n);
-    return rc;
+    return rc == 0 && fleet_results_ok(&results, e) ? 0 : -1;
 }

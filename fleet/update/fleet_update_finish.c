@@ -166,14 +166,14 @@ static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struc
     first.targets = resets.targets;
     first.n = resets.n_targets;
     rc = send_finish(fc, s, &first, e);
-    fleet_resets_apply(&resets, first.results, e);
-    fleet_results_free(first.results, first.n);
+    fleet_resets_apply(&resets, &first.results, e);
+    fleet_results_fini(&first.results);
     second.targets = resets.targets;
     second.n = resets.n_targets;
     if (rc == 0)
         fleet_set_new_labels(fc, s, false, &second, &why);
-    fleet_reset_parts_end(&resets, s, second.results, rc == 0 ? &why : e);
-    fleet_results_free(second.results, second.n);
+    fleet_reset_parts_end(&resets, s, &second.results, rc == 0 ? &why : e);
+    fleet_results_fini(&second.results);
     return rc;
 }
 

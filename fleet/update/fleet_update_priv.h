@@ -24,8 +24,7 @@ int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
 /* fleet_session_set_report - of the replies that describe an engine's own update, keep the one that
  * promises least. The caller holds the lock of the fleet's control, or nobody else knows the
  * session yet. */
-void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results,
-                              size_t n);
+void fleet_session_set_report(struct fleet_session *s, const struct fleet_results *results);
 
 /* fleet_close_session - end a session, and fence the engines that may have part of it; then it is
  * not the open one any more. No lock held.
@@ -47,9 +46,6 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
 /* fleet_on_resumed - of a fanout: one that has the new version keeps it if its resume fails. It is
  * out of rotation, and is asked again (fleet/want/fleet_gate.c). */
 void fleet_on_resumed(struct fleet_part *p, struct fleet_result *result, void *arg);
-
-/* part_drop_failed - drop a part if its request failed. The caller holds the lock. */
-void part_drop_failed(struct fleet_part *p, const struct fleet_result *result);
 
 /* fleet_wake_parts - wake engines that may have missed the last wake, since tensors that come while
  * the weights are asleep make them crash, and drop those that refuse. An SGLang, which a second

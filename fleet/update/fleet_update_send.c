@@ -235,7 +235,7 @@ static void apply_unsent(struct fleet_control *fc, struct fleet_session *s,
 
 static enum session_verdict apply_send_results(struct fleet_control *fc, struct fleet_session *s,
                                                const struct fleet_batch *b,
-                                               struct fleet_result *result, bool repeats,
+                                               const struct fleet_results *results, bool repeats,
                                                struct err *e)
 {
     enum session_verdict verdict = VERDICT_RETRY;
@@ -246,11 +246,11 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
     if (!fleet_session_is_open(s)) {
         (void)fleet_refuse_closed(s, e);
     } else {
-        verdict = fleet_session_apply_results(s, result, b->part, b->n, min_ready, repeats);
+        verdict = fleet_session_apply_results(s, results, b->part, min_ready, repeats);
         if (verdict == VERDICT_CONTINUE && fleet_session_has_part(s, true))
-            fleet_session_set_report(s, result, b->n);
+            fleet_session_set_report(s, results);
         if (verdict == VERDICT_RETRY)
-            fleet_client_error(&fleet_results_cause(result, b->n)->why, e);
+            fleet_client_error(&fleet_results_cause(results)->why, e);
         if (verdict == VERDICT_ABORT)
             fleet_session_cause_error(s, min_ready, e);
     }
@@ -259,12 +259,12 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
     return verdict;
 }
 
-/* @results  NULL: the answers are lost */
+/* @results  none: the answers are lost */
 static void note_mapped(const struct fleet_tensors *t, const struct fleet_batch *b,
-                        const struct fleet_result *results)
+                        const struct fleet_results *results)
 {
     for (size_t i = 0; t->mapped != NULL && i < b->n; i++) {
-        const struct fleet_result *r = results != NULL ? &results[i] : NULL;
+        const struct fleet_result *r = i < results->n ? &results->list[i] : NULL;
 
         t->mapped[b->part[i]] = r == NULL ||
                                 (fleet_result_may_have_run(r) &&
@@ -303,21 +303,20 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
                                           const struct fleet_tensors *t, struct err *e)
 {
     enum session_verdict verdict = VERDICT_RETRY;
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct fleet_batch b = {0};
 
     if (begin_receiving(fc, s, t, &b, e) != 0)
         return VERDICT_RETRY;
     if (fleet_request(fc, API_UPDATE_WEIGHTS, b.targets, b.n, fleet_update_us(fc), &results, e) ==
         0) {
-        note_mapped(t, &b, results);
-        verdict = apply_send_results(fc, s, &b, results, t->args.tensors->chunk_id != NULL, e);
+        note_mapped(t, &b, &results);
+        verdict = apply_send_results(fc, s, &b, &results, t->args.tensors->chunk_id != NULL, e);
     } else if (e->code == ERR_DRAINING) {
-        note_mapped(t, &b, NULL);
+        note_mapped(t, &b, &results);
     } else {
         apply_unsent(fc, s, &b);
     }
-    fleet_results_free(results, b.n);
     return verdict;
 }
 

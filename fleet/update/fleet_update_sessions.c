@@ -148,16 +148,16 @@ static bool is_two_phase(const struct fleet_session *s, struct upstream *upstrea
     return false;
 }
 
-void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results, size_t n)
+void fleet_session_set_report(struct fleet_session *s, const struct fleet_results *results)
 {
     struct api_object *weakest = NULL;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < results->n; i++) {
+        const struct fleet_result *r = &results->list[i];
         struct api_object *report = NULL;
 
-        if (results[i].outcome == FLEET_OK && results[i].text != NULL &&
-            is_two_phase(s, results[i].upstream))
-            report = api_object_parse(results[i].text, results[i].text_len);
+        if (r->outcome == FLEET_OK && r->text != NULL && is_two_phase(s, r->upstream))
+            report = api_object_parse(r->text, r->text_len);
         if (report != NULL && (weakest == NULL || fleet_coverage_is_weaker(report, weakest))) {
             api_object_unref(weakest);
             weakest = api_object_ref(report);
@@ -168,12 +168,6 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_result
         return;
     api_object_unref(s->report);
     s->report = weakest;
-}
-
-void part_drop_failed(struct fleet_part *p, const struct fleet_result *result)
-{
-    if (!result_ok(result))
-        part_drop(p, result->outcome, result->status, &result->why);
 }
 
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)

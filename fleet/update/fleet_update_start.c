@@ -117,26 +117,22 @@ static void recover(struct fleet_control *fc, struct fleet_session *s)
 
 /* The replies of the batons to their start. */
 static int apply_start_results(struct fleet_control *fc, struct fleet_session *s,
-                               const struct fleet_batch *b, struct fleet_result *results,
+                               const struct fleet_batch *b, const struct fleet_results *results,
                                struct err *e)
 {
-    const struct fleet_result *cause;
-
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
+        struct fleet_result *r = &results->list[i];
 
-        if (results[i].outcome == FLEET_OK &&
-            api_read_update_id(p->update_id, results[i].text, results[i].text_len,
-                               &results[i].why) != 0)
-            results[i].outcome = FLEET_UNKNOWN;
-        if (results[i].outcome == FLEET_OK)
-            check_process(fc, s, p, &results[i]);
+        if (r->outcome == FLEET_OK &&
+            api_read_update_id(p->update_id, r->text, r->text_len, &r->why) != 0)
+            r->outcome = FLEET_UNKNOWN;
+        if (r->outcome == FLEET_OK)
+            check_process(fc, s, p, r);
     }
-    fleet_session_set_report(s, results, b->n);
-    cause = fleet_results_cause(results, b->n);
-    if (cause == NULL)
+    fleet_session_set_report(s, results);
+    if (fleet_results_ok(results, e))
         return 0;
-    *e = cause->why;
     fleet_abort_parts(fc, s, "another server could not start its update");
     recover(fc, s);
     return -1;
@@ -151,8 +147,6 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                                   .selector = req->selector,
                                   .convert = req->convert,
                                   .lease_s = baton_lease_s(fc, req->lease_s)};
-    struct fleet_result *results = NULL;
-    int rc = -1;
 
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase) {
@@ -163,14 +157,12 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
             }
         }
     recover(fc, s);
-    if (fanout_validate(fc, s, API_START_UPDATE, &args, e) == 0 &&
-        fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) == 0)
-        rc = apply_start_results(fc, s, &b, results, e);
-    if (rc == 0)
-        fleet_results_free(results, b.n);
-    else
-        *replies = (struct fleet_results){results, b.n};
-    return rc;
+    if (fanout_validate(fc, s, API_START_UPDATE, &args, e) != 0 ||
+        fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), replies, e) != 0 ||
+        apply_start_results(fc, s, &b, replies, e) != 0)
+        return -1;
+    fleet_results_fini(replies);
+    return 0;
 }
 
 /* A partial update keeps the tensors that it does not bring, so of the engines that answer only
@@ -233,10 +225,11 @@ static void end_starting(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
-static int request_session_start(struct fleet_control *fc, const struct upstream_list *all,
-                                 const struct fleet_update_request *req, struct fleet_session **out,
-                                 struct fleet_results *replies, struct err *e)
+static int request_session_start(struct fleet_control *fc, const struct fleet_update_request *req,
+                                 struct fleet_session **out, struct fleet_results *replies,
+                                 struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
     struct fleet_session *s;
     char id[ID_LEN + 1];
@@ -288,14 +281,11 @@ static void log_started(const struct fleet_session *s)
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
                        struct fleet_session **out, struct fleet_results *replies, struct err *e)
 {
-    struct upstream_list *all;
     int rc;
 
     if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
-    all = upstreams_list(fc->upstreams);
-    rc = request_session_start(fc, all, req, out, replies, e);
-    upstream_list_unref(all);
+    rc = request_session_start(fc, req, out, replies, e);
     if (rc == 0 && req->handoff == 0)
         log_started(*out);
     fleet_op_unlock(fc);

@@ -97,18 +97,18 @@ static void apply_reset_result(struct fleet_reset *one, const struct fleet_targe
                    (one->not_retracted && target->op == API_RESET_PREFIX_CACHE));
 }
 
-/* Ends a step. @results  NULL: nothing was sent, because of `e` */
-typedef void apply_fn(struct fleet_resets *r, const struct fleet_result *results,
+/* Ends a step. @results  none: nothing was sent, because of `e` */
+typedef void apply_fn(struct fleet_resets *r, const struct fleet_results *results,
                       const struct err *e);
 
-static void apply_results(struct fleet_resets *r, const struct fleet_result *results,
+static void apply_results(struct fleet_resets *r, const struct fleet_results *results,
                           const struct err *e)
 {
     for (size_t k = 0; k < r->n_targets; k++) {
         struct fleet_reset *one = reset_of(r, &r->targets[k]);
 
-        if (results != NULL)
-            apply_reset_result(one, &r->targets[k], &results[k]);
+        if (results->n > 0)
+            apply_reset_result(one, &r->targets[k], &results->list[k]);
         else if (one->why.code == ERR_NONE) {
             one->why = *e;
             one->failed = true;
@@ -117,25 +117,28 @@ static void apply_results(struct fleet_resets *r, const struct fleet_result *res
     r->n_targets = 0;
 }
 
-static void apply_retracted(struct fleet_resets *r, const struct fleet_result *results,
+static void apply_retracted(struct fleet_resets *r, const struct fleet_results *results,
                             const struct err *e)
 {
     (void)e;
     for (size_t k = 0; k < r->n_targets; k++)
-        reset_of(r, &r->targets[k])->not_retracted = results == NULL || is_failure(&results[k]);
+        reset_of(r, &r->targets[k])->not_retracted = results->n == 0 ||
+                                                     is_failure(&results->list[k]);
     r->n_targets = 0;
 }
 
-static void log_held(struct fleet_resets *r, const struct fleet_result *results,
+static void log_held(struct fleet_resets *r, const struct fleet_results *results,
                      const struct err *e)
 {
     struct log_rec rec;
 
     (void)e;
-    for (size_t k = 0; results != NULL && k < r->n_targets; k++) {
+    for (size_t k = 0; k < results->n; k++) {
+        const struct fleet_result *result = &results->list[k];
+
         log_begin(&rec, LOG_WARN, "fleet.held_aborted");
-        log_str(&rec, "upstream", upstream_name(results[k].upstream));
-        log_str(&rec, "error", result_ok(&results[k]) ? NULL : results[k].why.msg);
+        log_str(&rec, "upstream", upstream_name(result->upstream));
+        log_str(&rec, "error", result_ok(result) ? NULL : result->why.msg);
         log_end(&rec);
     }
     r->n_targets = 0;
@@ -159,14 +162,12 @@ static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filte
 
 static void send_step(struct fleet_resets *r, apply_fn *apply)
 {
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err e = {0};
-    size_t n = r->n_targets;
 
-    if (n > 0)
-        (void)fleet_requests(r->fc, r->targets, n, fleet_step_us(r->fc), &results, &e);
-    apply(r, results, &e);
-    fleet_results_free(results, n);
+    if (r->n_targets > 0)
+        (void)fleet_requests(r->fc, r->targets, r->n_targets, fleet_step_us(r->fc), &results, &e);
+    apply(r, &results, &e);
 }
 
 /* Flushes again, whatever the engines answered to the retraction. */
@@ -189,7 +190,7 @@ static void resets_begin(struct fleet_resets *r)
     add_targets(r, API_RESET_ENCODER_CACHE, NULL);
 }
 
-void fleet_resets_apply(struct fleet_resets *r, const struct fleet_result *results,
+void fleet_resets_apply(struct fleet_resets *r, const struct fleet_results *results,
                         const struct err *e)
 {
     apply_results(r, results, e);
@@ -266,7 +267,7 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
 
 /* That an abort fails is only reported: the engine may have ended, and with it what it held. */
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
-                           const struct fleet_result *results, const struct err *e)
+                           const struct fleet_results *results, const struct err *e)
 {
     apply_results(r, results, e);
     add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
@@ -283,17 +284,17 @@ void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
 /* An SGLang gives each load of an adapter a new id, so its entries cannot be mixed up. A running
  * request of a vLLM cannot keep the adapter that it began with, so it computes its KV again
  * whatever --on-update says. */
-void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
-                                size_t n)
+void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_results *results)
 {
     struct fleet_resets r = {.fc = fc};
 
-    for (size_t i = 0; i < n; i++) {
-        if (upstream_caps_of(results[i].upstream)->caches_by_adapter_name &&
-            fleet_result_may_have_run(&results[i]))
-            r.list[r.n++] = (struct fleet_reset){.upstream = results[i].upstream,
-                                                 .change = CACHES_OF_OTHER_ADAPTER,
-                                                 .preempt = true};
+    for (size_t i = 0; i < results->n; i++) {
+        const struct fleet_result *result = &results->list[i];
+
+        if (upstream_caps_of(result->upstream)->caches_by_adapter_name &&
+            fleet_result_may_have_run(result))
+            r.list[r.n++] = (struct fleet_reset){
+                .upstream = result->upstream, .change = CACHES_OF_OTHER_ADAPTER, .preempt = true};
     }
     if (r.n > 0)
         reset_all(&r);

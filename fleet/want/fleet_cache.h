@@ -52,19 +52,18 @@ void fleet_reset_caches(struct fleet_control *fc, struct upstream *upstream,
  * fleet_reset_parts_end - the replies to those. Requests that an engine holds on which it failed,
  * and whose KV it should have dropped, are aborted before it is resumed. The caller owns the
  * operation lock.
- * @results  of r->targets; NULL: none was sent, because of `e` if there were any
+ * @results  of r->targets; none: nothing was sent, because of `e` if there were any
  * Blocks: fleet_resets_apply, up to two steps; fleet_reset_parts_end, up to one. */
 void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
                              struct fleet_session *s);
-void fleet_resets_apply(struct fleet_resets *r, const struct fleet_result *results,
+void fleet_resets_apply(struct fleet_resets *r, const struct fleet_results *results,
                         const struct err *e);
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
-                           const struct fleet_result *results, const struct err *e);
+                           const struct fleet_results *results, const struct err *e);
 
 /* fleet_reset_adapter_caches - of the engines that were asked to replace or unload an adapter, and
  * whose cache entries are keyed by its name. Otherwise as fleet_reset_caches.
- * @results  [n], of that request */
-void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
-                                size_t n);
+ * @results  of that request */
+void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_results *results);
 
 #endif

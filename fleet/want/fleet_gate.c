@@ -199,7 +199,7 @@ static void mark(struct fleet_control *fc, const struct fleet_target *targets, s
 {
     const struct api_args marker = {.label = FLEET_FENCED_MARKER};
     struct fleet_target marked[FLEET_MAX];
-    struct fleet_result *results = NULL;
+    fleet_results_auto read = {0}, set = {0};
     struct err ignored = {0};
     size_t n_read = 0, n_marked = 0;
 
@@ -207,16 +207,14 @@ static void mark(struct fleet_control *fc, const struct fleet_target *targets, s
         if (must_mark(fc, targets[i].upstream))
             marked[n_read++] = (struct fleet_target){.upstream = targets[i].upstream,
                                                      .args = &marker};
-    if (n_read > 0 && fleet_query(fc, API_GET_VERSION, marked, n_read, GATE_TIMEOUT_US, &results,
-                                  &ignored) == 0) {
-        for (size_t i = 0; i < n_read; i++)
-            if (is_expected(fc, &results[i]))
-                marked[n_marked++] = marked[i];
-        fleet_results_free(results, n_read);
-        if (n_marked > 0 && fleet_request(fc, API_SET_VERSION, marked, n_marked, GATE_TIMEOUT_US,
-                                          &results, &ignored) == 0)
-            fleet_results_free(results, n_marked);
-    }
+    if (n_read == 0 ||
+        fleet_query(fc, API_GET_VERSION, marked, n_read, GATE_TIMEOUT_US, &read, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < read.n; i++)
+        if (is_expected(fc, &read.list[i]))
+            marked[n_marked++] = marked[i];
+    if (n_marked > 0)
+        (void)fleet_request(fc, API_SET_VERSION, marked, n_marked, GATE_TIMEOUT_US, &set, &ignored);
 }
 
 /* requests */
@@ -271,15 +269,14 @@ static void apply(struct fleet_control *fc, enum step step, const struct fleet_r
 static void send_step(struct fleet_control *fc, enum step step, const struct fleet_target *targets,
                       size_t n)
 {
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err ignored = {0};
 
-    if (n == 0 || fleet_request(fc, step == STEP_RESUME ? API_RESUME : API_PAUSE, targets, n,
-                                GATE_TIMEOUT_US, &results, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < n; i++)
-        apply(fc, step, &results[i]);
-    fleet_results_free(results, n);
+    if (n > 0)
+        (void)fleet_request(fc, step == STEP_RESUME ? API_RESUME : API_PAUSE, targets, n,
+                            GATE_TIMEOUT_US, &results, &ignored);
+    for (size_t i = 0; i < results.n; i++)
+        apply(fc, step, &results.list[i]);
 }
 
 /* The caller holds the pause lock, so the trainer's pause does not change. */
@@ -335,7 +332,7 @@ static void send_sleep(struct fleet_control *fc, const struct upstream_list *all
     struct fleet_target targets[FLEET_MAX];
     struct api_sleep of[FLEET_MAX];
     struct api_args args[FLEET_MAX] = {0};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct upstream_info info;
     struct err ignored = {0};
     size_t n = 0;
@@ -359,12 +356,11 @@ static void send_sleep(struct fleet_control *fc, const struct upstream_list *all
         n++;
     }
     mtx_unlock(&fc->lock);
-    if (n == 0 || fleet_request(fc, step == STEP_WAKE ? API_WAKE : API_SLEEP, targets, n,
-                                FLEET_STEP_US, &results, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < n; i++)
-        apply_sleep(fc, step, &results[i]);
-    fleet_results_free(results, n);
+    if (n > 0)
+        (void)fleet_request(fc, step == STEP_WAKE ? API_WAKE : API_SLEEP, targets, n, FLEET_STEP_US,
+                            &results, &ignored);
+    for (size_t i = 0; i < results.n; i++)
+        apply_sleep(fc, step, &results.list[i]);
 }
 
 static bool any_sleep_step(struct fleet_control *fc, const struct upstream_list *all)

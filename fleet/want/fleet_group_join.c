@@ -10,12 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-void fleet_group_reply_fini(struct fleet_group_reply *reply)
-{
-    fleet_results_free(reply->results, reply->n);
-    *reply = (struct fleet_group_reply){0};
-}
-
 /* join */
 
 static int read_ranks(uint64_t *out, const struct fleet_result *result, struct err *e)
@@ -38,25 +32,19 @@ static int read_ranks(uint64_t *out, const struct fleet_result *result, struct e
 
 /* @n_ranks  [n], of each target */
 static int ask_ranks(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                     uint64_t *n_ranks, struct fleet_group_reply *reply, struct err *e)
+                     uint64_t *n_ranks, struct fleet_results *reply, struct err *e)
 {
-    struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
-
-    if (fleet_query(fc, API_GET_RANKS, targets, n, fleet_step_us(fc), &results, e) != 0)
+    if (fleet_query(fc, API_GET_RANKS, targets, n, fleet_step_us(fc), reply, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        if (results[i].outcome == FLEET_OK &&
-            read_ranks(&n_ranks[i], &results[i], &results[i].why) != 0)
-            results[i].outcome = FLEET_REFUSED;
+        struct fleet_result *r = &reply->list[i];
+
+        if (r->outcome == FLEET_OK && read_ranks(&n_ranks[i], r, &r->why) != 0)
+            r->outcome = FLEET_REFUSED;
     }
-    cause = fleet_results_cause(results, n);
-    if (cause != NULL) {
-        *e = cause->why;
-        *reply = (struct fleet_group_reply){results, n};
+    if (!fleet_results_ok(reply, e))
         return -1;
-    }
-    fleet_results_free(results, n);
+    fleet_results_fini(reply);
     return 0;
 }
 
@@ -82,21 +70,21 @@ static int place_ranks(const struct fleet_join_request *req, struct fleet_target
 
 /* After a join that failed on some engines. */
 static void leave_again(struct fleet_control *fc, const struct fleet_join_request *req,
-                        const struct fleet_result *results, size_t n)
+                        const struct fleet_results *results)
 {
     struct api_context ctx = {.group_name = req->group_name != NULL ? req->group_name : ""};
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *left = NULL;
+    fleet_results_auto left = {0};
     struct err ignored = {0};
-    size_t n_targets = 0;
+    size_t n = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if (results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN)
-            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
-                                                         .ctx = ctx};
-    if (fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n_targets, FLEET_LEAVE_US, &left,
-                      &ignored) == 0)
-        fleet_results_free(left, n_targets);
+    for (size_t i = 0; i < results->n; i++) {
+        const struct fleet_result *r = &results->list[i];
+
+        if (r->outcome == FLEET_OK || r->outcome == FLEET_UNKNOWN)
+            targets[n++] = (struct fleet_target){.upstream = r->upstream, .ctx = ctx};
+    }
+    (void)fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n, FLEET_LEAVE_US, &left, &ignored);
 }
 
 /* Does every engine stay in the groups that it joined before? */
@@ -144,7 +132,7 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
 }
 
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     struct api_object *native, struct fleet_group_reply *reply, struct err *e)
+                     struct api_object *native, struct fleet_results *reply, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     const struct fleet_handles *handles = req->handles;
@@ -155,7 +143,6 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
     const struct api_args args = {.native = native, .join = &join};
     uint64_t n_ranks[FLEET_MAX] = {0};
     struct fleet_target targets[FLEET_MAX];
-    const struct fleet_result *cause;
     struct fleet_group g;
     size_t n;
 
@@ -164,12 +151,10 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
                                   place_ranks(req, targets, n, n_ranks, e) != 0)))
         return -1;
     make_group(&g, fc, req, targets, n, n_ranks);
-    if (fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US,
-                      &reply->results, e) != 0)
+    if (fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US, reply,
+                      e) != 0)
         return -1;
-    reply->n = n;
-    cause = fleet_results_cause(reply->results, n);
-    if (cause == NULL) {
+    if (fleet_results_ok(reply, e)) {
         if (req->handles != NULL) {
             fleet_set_handles(fc, req->handles);
         } else {
@@ -178,9 +163,8 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
         }
         return 0;
     }
-    *e = cause->why;
     if (req->handles == NULL) {
-        leave_again(fc, req, reply->results, n);
+        leave_again(fc, req, reply);
         forget_replaced(fc, req, targets, n);
     }
     return -1;
@@ -199,45 +183,38 @@ static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, boo
 /* Asks the engines that joined a group, or are set up for handles. It is forgotten already, or
  * marked as left, so that no tensors follow. */
 static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g,
-                        struct fleet_group_reply *reply, struct err *e)
+                        struct fleet_results *reply, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target reachable[FLEET_MAX], targets[FLEET_MAX];
-    size_t n = fleet_reachable(fc, all, NULL, reachable);
+    size_t n = fleet_reachable(fc, all, NULL, reachable), n_targets = 0;
     struct fleet_handles handles;
 
     fleet_get_handles(fc, &handles);
     fleet_set_handles(fc, NULL);
-    reply->n = 0;
     for (size_t i = 0; i < n; i++)
         if (is_set_up(fc, g, handles.set, reachable[i].upstream)) {
-            targets[reply->n] = reachable[i];
-            targets[reply->n++].ctx.group_name = g->name;
+            targets[n_targets] = reachable[i];
+            targets[n_targets++].ctx.group_name = g->name;
         }
-    return fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
-                         &reply->results, e);
+    return fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n_targets, FLEET_LEAVE_US, reply, e);
 }
 
-int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_group_reply *reply,
+int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_results *reply,
                       struct err *e)
 {
-    const struct fleet_result *cause;
     struct fleet_group g;
     bool more;
 
     if (fleet_check_group_name(fc, name, e) != 0)
         return -1;
     do {
-        fleet_group_reply_fini(reply);
+        fleet_results_fini(reply);
         more = fleet_forget_group(fc, name, &g) && name == NULL;
-        if (ask_to_leave(fc, &g, reply, e) != 0)
+        if (ask_to_leave(fc, &g, reply, e) != 0 || !fleet_results_ok(reply, e))
             return -1;
-        cause = fleet_results_cause(reply->results, reply->n);
-    } while (more && cause == NULL);
-    if (cause == NULL)
-        return 0;
-    *e = cause->why;
-    return -1;
+    } while (more);
+    return 0;
 }
 
 /* leave after a refusal */
@@ -273,7 +250,7 @@ static bool has_left(const struct fleet_result *result)
  * upstreams_free. NULL: none.
  * @g  as it was before */
 static const char *find_unasked(struct fleet_control *fc, const struct fleet_group *g,
-                                const struct fleet_group_reply *reply)
+                                const struct fleet_results *reply)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
 
@@ -281,8 +258,8 @@ static const char *find_unasked(struct fleet_control *fc, const struct fleet_gro
         struct upstream *it = all->items[u];
         bool asked = false;
 
-        for (size_t i = 0; reply->results != NULL && i < reply->n; i++)
-            asked = asked || reply->results[i].upstream == it;
+        for (size_t i = 0; i < reply->n; i++)
+            asked = asked || reply->list[i].upstream == it;
         if (!asked && fleet_group_has(fc, g, it) && !upstream_is_removed(it))
             return upstream_name(it);
     }
@@ -299,28 +276,28 @@ static void end_membership(struct fleet_group *g, const struct upstream *upstrea
 
 /* A leave of the trainer asks those again that have not left. */
 static void note_left(struct fleet_control *fc, uint64_t began_us,
-                      const struct fleet_group_reply *reply)
+                      const struct fleet_results *reply)
 {
     struct fleet_group *g;
 
     mtx_lock(&fc->lock);
     g = fleet_group_since_locked(fc, began_us);
     for (size_t i = 0; g != NULL && i < reply->n; i++)
-        if (has_left(&reply->results[i]))
-            end_membership(g, reply->results[i].upstream);
+        if (has_left(&reply->list[i]))
+            end_membership(g, reply->list[i].upstream);
     mtx_unlock(&fc->lock);
 }
 
 /* @why  of the request as a whole, or clean. @out  [ERR_MSG_MAX] */
 static void describe_leave(struct fleet_control *fc, const struct fleet_group *g,
-                           const struct fleet_group_reply *reply, const struct err *why, char *out)
+                           const struct fleet_results *reply, const struct err *why, char *out)
 {
     const struct fleet_result *stays = NULL;
     const char *reason = why->msg, *name = NULL;
 
-    for (size_t i = 0; reply->results != NULL && i < reply->n && stays == NULL; i++)
-        if (!has_left(&reply->results[i]))
-            stays = &reply->results[i];
+    for (size_t i = 0; i < reply->n && stays == NULL; i++)
+        if (!has_left(&reply->list[i]))
+            stays = &reply->list[i];
     if (stays != NULL) {
         name = upstream_name(stays->upstream);
         reason = stays->outcome == FLEET_SKIPPED ? "its release has no call for that"
@@ -342,7 +319,7 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group *g
 /* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */
 static void leave_refused(struct fleet_control *fc, char *words)
 {
-    struct fleet_group_reply reply = {0};
+    struct fleet_results reply = {0};
     struct fleet_group g;
     struct err why = {0};
 
@@ -351,11 +328,10 @@ static void leave_refused(struct fleet_control *fc, char *words)
     while (next_to_ask(fc, &g)) {
         err_clear(&why);
         (void)ask_to_leave(fc, &g, &reply, &why);
-        if (reply.results != NULL)
-            note_left(fc, g.began_us, &reply);
+        note_left(fc, g.began_us, &reply);
         describe_leave(fc, &g, &reply, &why, words);
         log_line(LOG_WARN, "group.left", "%s", words);
-        fleet_group_reply_fini(&reply);
+        fleet_results_fini(&reply);
     }
     fleet_op_unlock(fc);
 }

@@ -29,16 +29,9 @@ struct fleet_join_request {
     const struct fleet_handles *handles; /* borrowed: no group is joined; NULL: one is */
 };
 
-/* What the engines replied to the last request. */
-struct fleet_group_reply {
-    struct fleet_result *results; /* [n], owned: fleet_group_reply_fini; NULL: none was asked */
-    size_t n;
-};
-void fleet_group_reply_fini(struct fleet_group_reply *reply);
-
 /* fleet_group_join - all engines that answer join a group, or are set up for handles of GPU memory.
  * @native  the client's body
- * @reply  zeroed; also set on errors, as far as engines were asked
+ * @reply   to the last request; in: zeroed; also set on errors, as far as engines were asked
  * Threads: the owner of the operation lock (fleet/calls/fleet_locks.h). Blocks: up to timeout_us,
  * fleet_step_us and FLEET_LEAVE_US.
  * Errors: ERR_UNSYNCED (fewer than --min-ready engines answer), ERR_BAD_REQUEST at /world_size (the
@@ -46,14 +39,14 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply);
  * group have been asked to leave. A group that this one was to replace is forgotten then too, since
  * engines leave it before they join. */
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     struct api_object *native, struct fleet_group_reply *reply, struct err *e);
+                     struct api_object *native, struct fleet_results *reply, struct err *e);
 
 /* fleet_group_leave - all engines that joined leave, and what they set up for handles is undone.
  * @name   NULL: every group
  * @reply  as fleet_group_join's. The group is forgotten, whatever they reply.
  * Threads: as fleet_group_join. Blocks: up to FLEET_LEAVE_US for each group.
  * Errors: ERR_NOT_FOUND at /group_name; an engine's. */
-int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_group_reply *reply,
+int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_results *reply,
                       struct err *e);
 
 /* fleet_group_leave_refused - an update by a group was refused, or failed: if its trainer may be in

@@ -15,19 +15,21 @@ void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *b
 {
     char ids[FLEET_MAX][API_UPDATE_ID_MAX + 1];
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
+    fleet_results_auto found = {0}, aborted = {0};
     struct err ignored = {0};
     size_t n_open = 0;
 
     for (size_t i = 0; i < n; i++)
         targets[i] = (struct fleet_target){.upstream = batons[i], .until_down = true};
     if (n == 0 ||
-        fleet_query(fc, API_GET_STATUS, targets, n, fleet_step_us(fc), &results, &ignored) != 0)
+        fleet_query(fc, API_GET_STATUS, targets, n, fleet_step_us(fc), &found, &ignored) != 0)
         return;
     for (size_t i = 0; i < n; i++) {
-        if (results[i].outcome != FLEET_OK)
+        const struct fleet_result *r = &found.list[i];
+
+        if (r->outcome != FLEET_OK)
             continue;
-        if (!api_read_open_update(ids[n_open], results[i].text, results[i].text_len)) {
+        if (!api_read_open_update(ids[n_open], r->text, r->text_len)) {
             upstream_note_closed(batons[i]);
             continue;
         }
@@ -35,10 +37,9 @@ void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *b
         targets[n_open].ctx.update_id = ids[n_open];
         n_open++;
     }
-    fleet_results_free(results, n);
-    if (n_open > 0 && fleet_request(fc, API_ABORT_UPDATE, targets, n_open, FLEET_ABORT_US, &results,
-                                    &ignored) == 0)
-        fleet_results_free(results, n_open);
+    if (n_open > 0)
+        (void)fleet_request(fc, API_ABORT_UPDATE, targets, n_open, FLEET_ABORT_US, &aborted,
+                            &ignored);
 }
 
 /* One that this server has begun. While an update is open, that one's end decides. */

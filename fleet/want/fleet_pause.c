@@ -73,35 +73,37 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
 
 /* Resume the engines that paused, or may have; not those that the open update keeps paused. One
  * that fails, or does not answer in time, gets it later (fleet/want/fleet_gate.c). */
-static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+static void resume_paused(struct fleet_control *fc, const struct fleet_results *results)
 {
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *undone = NULL;
+    fleet_results_auto undone = {0};
     struct err ignored = {0};
     size_t n_targets = 0;
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        if (fleet_result_may_have_run(&results[i]) &&
-            !fleet_engine_is_held_locked(fc, results[i].upstream) &&
-            !fleet_gate_is_kept(fc, results[i].upstream))
-            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
+    for (size_t i = 0; i < results->n; i++) {
+        const struct fleet_result *r = &results->list[i];
+
+        if (fleet_result_may_have_run(r) && !fleet_engine_is_held_locked(fc, r->upstream) &&
+            !fleet_gate_is_kept(fc, r->upstream))
+            targets[n_targets++] = (struct fleet_target){.upstream = r->upstream};
+    }
     mtx_unlock(&fc->lock);
-    if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) == 0)
-        fleet_results_free(undone, n_targets);
+    (void)fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored);
 }
 
-/* Engines that went down meanwhile count as down before. Returns how many results are left. */
-static size_t drop_down(struct fleet_result *results, size_t n)
+/* Engines that went down meanwhile count as down before. */
+static void drop_down(struct fleet_results *results)
 {
+    struct fleet_result *r = results->list;
     size_t n_kept = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if (results[i].outcome == FLEET_UNKNOWN && results[i].why.code == ERR_UNSYNCED)
-            fleet_result_fini(&results[i]);
+    for (size_t i = 0; i < results->n; i++)
+        if (r[i].outcome == FLEET_UNKNOWN && r[i].why.code == ERR_UNSYNCED)
+            fleet_result_fini(&r[i]);
         else
-            results[n_kept++] = results[i];
-    return n_kept;
+            r[n_kept++] = r[i];
+    results->n = n_kept;
 }
 
 /* What a pause is carried out with. */
@@ -112,36 +114,36 @@ struct pausing {
     size_t n_aborted; /* here */
 };
 
-static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n,
+static int evaluate_pause(struct fleet_control *fc, const struct fleet_results *results,
                           const struct pausing *p, struct err *e)
 {
-    const struct fleet_result *cause = fleet_results_cause(results, n);
-    bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
+    const struct fleet_result *cause = fleet_results_cause(results);
+    bool overtaken = is_overtaken(fc), enough = results->n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
         if (p->aborts)
             fleet_end_aborted(fc);
-        if (acknowledge_pause(fc, p->n_aborted + fleet_results_sum(results, n, "aborted")))
+        if (acknowledge_pause(fc, p->n_aborted + fleet_results_sum(results, "aborted")))
             return 0;
         overtaken = true;
     }
     if (overtaken) {
-        resume_paused(fc, results, n);
+        resume_paused(fc, results);
         return refuse_overtaken(e);
     }
     if (cause != NULL && p->aborts)
-        (void)fleet_results_done(results, n, e);
+        (void)fleet_results_done(results, e);
     else if (cause != NULL)
         *e = cause->why;
     else
         (void)err_set(e, ERR_UNSYNCED, "",
                       "%zu upstreams paused, --min-ready is %zu: the others went down before they "
                       "replied; generation continues as before",
-                      n, fleet_min_ready(fc));
+                      results->n, fleet_min_ready(fc));
     if (p->n_aborted > 0)
         fleet_error_after_change(e);
     if (!p->was_held)
-        resume_paused(fc, results, n);
+        resume_paused(fc, results);
     return -1;
 }
 
@@ -152,23 +154,24 @@ static uint64_t left_us(uint64_t deadline_us)
     return deadline_us > now_us ? deadline_us - now_us : 0;
 }
 
-static int pause_engines(struct fleet_control *fc, const struct upstream_list *all,
-                         uint64_t deadline_us, const struct pausing *p,
-                         struct fleet_result **results, size_t *n, struct err *e)
+static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const struct pausing *p,
+                         struct fleet_results *results, struct err *e)
 {
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
+    size_t n;
     int rc;
 
-    if (fleet_reachable_quorum(fc, all, p->args, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, p->args, targets, &n, e) != 0)
         return -1;
-    for (size_t i = 0; i < *n; i++)
+    for (size_t i = 0; i < n; i++)
         targets[i].until_down = true;
     fleet_suspend_generation_probes(fc, true);
-    rc = fleet_request(fc, API_PAUSE, targets, *n, left_us(deadline_us) + PAUSE_GRACE_US, results,
+    rc = fleet_request(fc, API_PAUSE, targets, n, left_us(deadline_us) + PAUSE_GRACE_US, results,
                        e);
     if (rc == 0) {
-        *n = drop_down(*results, *n);
-        rc = evaluate_pause(fc, *results, *n, p, e);
+        drop_down(results);
+        rc = evaluate_pause(fc, results, p, e);
     }
     fleet_suspend_generation_probes(fc, false);
     return rc;
@@ -191,18 +194,15 @@ static void log_pause(struct fleet_control *fc, const char *event, const struct 
 }
 
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
-                    struct api_object *native, struct fleet_result **results, size_t *n,
-                    struct err *e)
+                    struct api_object *native, struct fleet_results *results, struct err *e)
 {
     const struct api_pause asked = {.mode = req->mode, .reject = req->reject};
     const struct api_args args = {.native = native, .pause = &asked};
     struct pausing p = {.args = &args, .aborts = req->mode == PAUSE_ABORT};
-    struct upstream_list *all;
     struct pause before, now;
     int rc;
 
     assert(fleet_owns_pause_lock(fc));
-    *results = NULL;
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;
     p.was_held = pause_is_held(&before);
@@ -210,9 +210,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     if (rc == 0) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
-        all = upstreams_list(fc->upstreams);
-        rc = pause_engines(fc, all, deadline_us, &p, results, n, e);
-        upstream_list_unref(all);
+        rc = pause_engines(fc, deadline_us, &p, results, e);
         fleet_proof_release(fc, NULL);
     }
     fleet_release_since(fleet_of(fc));
@@ -294,7 +292,7 @@ static void note_resume_failed(struct fleet_control *fc)
 static void resume_down(struct fleet_control *fc, const struct upstream_list *all)
 {
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct upstream_info info;
     struct err ignored = {0};
     size_t n_targets = 0;
@@ -308,31 +306,29 @@ static void resume_down(struct fleet_control *fc, const struct upstream_list *al
             targets[n_targets++] = (struct fleet_target){.upstream = all->items[i]};
     }
     mtx_unlock(&fc->lock);
-    if (n_targets > 0 &&
-        fleet_request(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US, &results, &ignored) == 0)
-        fleet_results_free(results, n_targets);
+    if (n_targets > 0)
+        (void)fleet_request(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US, &results, &ignored);
 }
 
-int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result **results,
-                     size_t *n, bool *was, struct err *e)
+int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_results *results,
+                     bool *was, struct err *e)
 {
+    upstream_list_auto *all = NULL;
     struct fleet_target targets[FLEET_MAX];
-    struct upstream_list *all;
+    size_t n;
     int rc;
 
     if (fleet_resume_lock(fc, expired, e) != 0)
         return -1;
     all = upstreams_list(fc->upstreams);
-    *n = select_resumable(fc, all, targets);
-    rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
+    n = select_resumable(fc, all, targets);
+    rc = fleet_request(fc, API_RESUME, targets, n, FLEET_STEP_US, results, e);
     if (rc == 0) {
         *was = note_resume(fc);
+        resume_down(fc, all);
     } else {
         note_resume_failed(fc);
     }
-    if (rc == 0)
-        resume_down(fc, all);
     fleet_resume_unlock(fc);
-    upstream_list_unref(all);
     return rc;
 }

@@ -31,23 +31,22 @@ bool fleet_is_paused(struct fleet_control *fc);
  * in time gets it later.
  * @deadline_us  base/clock.h; engines that have not answered by then fail the pause
  * @native   the client's body, for batons; NULL: none
- * @results  [n], also on failure; free with fleet_results_free; NULL: nothing was sent
+ * @results  in: zeroed; also on failure, unless nothing was sent
  * Blocks: until the deadline and less than a second more.
  * Errors: fleet_cover_queued's, fleet_request's, an engine's; ERR_UNSYNCED: too many engines
  * went down meanwhile; ERR_CONFLICT: it was resumed. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
-                    struct api_object *native, struct fleet_result **results, size_t *n,
-                    struct err *e);
+                    struct api_object *native, struct fleet_results *results, struct err *e);
 
 /* fleet_resume_all - resume every reachable engine but those that the open update keeps paused and
  * those that are fenced because they have part of an update. An engine that fails is out of
  * rotation, and is asked again until it has resumed (fleet/want/fleet_gate.c).
  * @expired  the lease of the pause ended. ERR_CONFLICT if it was renewed meanwhile.
- * @results  [n], on success; free with fleet_results_free
+ * @results  in: zeroed; written on success
  * @was      was the fleet paused?
  * Blocks: for fleet_resume_lock, then up to FLEET_STEP_US twice. Errors: fleet_resume_lock's,
  * fleet_request's. */
-int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result **results,
-                     size_t *n, bool *was, struct err *e);
+int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_results *results,
+                     bool *was, struct err *e);
 
 #endif

@@ -117,13 +117,12 @@ static void unload(struct fleet_control *fc, struct upstream *upstream,
 {
     const struct api_args args = {.name = task->name, .number = task->number, .slot = task->slot};
     const struct fleet_target target = {.upstream = upstream, .args = &args};
-    struct fleet_result *result = NULL;
+    fleet_results_auto results = {0};
 
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, &target, 1, FLEET_CACHE_US, &result, why) != 0)
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, &target, 1, FLEET_CACHE_US, &results, why) != 0)
         return;
-    fleet_reset_adapter_caches(fc, result, 1);
-    *why = result->why;
-    fleet_results_free(result, 1);
+    fleet_reset_adapter_caches(fc, &results);
+    *why = results.list[0].why;
 }
 
 /* An engine that can replace an adapter, and refused this one, keeps what it had under that name:
@@ -138,21 +137,20 @@ static void load(struct fleet_control *fc, struct upstream *upstream,
                                   .slot = task->slot};
     const struct fleet_target target = {.upstream = upstream, .args = &args};
     bool replaces = upstream_caps_of(upstream)->replaces_adapters;
-    struct fleet_result *result = NULL;
+    fleet_results_auto results = {0};
     struct err ignored = {0};
 
     if (!replaces && fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
         unload(fc, upstream, task, &ignored);
-    if (fleet_request(fc, API_LOAD_ADAPTER, &target, 1, task->timeout_us + FLEET_GRACE_US, &result,
+    if (fleet_request(fc, API_LOAD_ADAPTER, &target, 1, task->timeout_us + FLEET_GRACE_US, &results,
                       why) != 0)
         return;
-    fleet_reset_adapter_caches(fc, result, 1);
-    *why = result->why;
+    fleet_reset_adapter_caches(fc, &results);
+    *why = results.list[0].why;
     err_clear(&ignored);
-    if (result->outcome == FLEET_REFUSED && replaces &&
+    if (results.list[0].outcome == FLEET_REFUSED && replaces &&
         fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
         unload(fc, upstream, task, &ignored);
-    fleet_results_free(result, 1);
 }
 
 /* Returns false: nothing is left to do, or it failed and is due later. */
@@ -201,18 +199,12 @@ static void give_name(struct fleet_control *fc, struct upstream *upstream, const
 {
     const struct api_args args = {.label = label};
     const struct fleet_target target = {.upstream = upstream, .args = &args};
-    struct fleet_result *result = NULL;
-    bool may;
+    fleet_results_auto read = {0}, set = {0};
 
-    if (fleet_query(fc, API_GET_VERSION, &target, 1, RECONCILE_NAME_US, &result, why) != 0)
-        return;
-    may = may_name(fc, result, why);
-    fleet_results_free(result, 1);
-    if (!may ||
-        fleet_request(fc, API_SET_VERSION, &target, 1, RECONCILE_NAME_US, &result, why) != 0)
-        return;
-    *why = result->why;
-    fleet_results_free(result, 1);
+    if (fleet_query(fc, API_GET_VERSION, &target, 1, RECONCILE_NAME_US, &read, why) == 0 &&
+        may_name(fc, &read.list[0], why) &&
+        fleet_request(fc, API_SET_VERSION, &target, 1, RECONCILE_NAME_US, &set, why) == 0)
+        *why = set.list[0].why;
 }
 
 /* An update sets names, too. Returns false: it is due later. */

@@ -58,35 +58,35 @@ static int abort_parse(const json_t **ids, const json_t *body, struct err *e)
 /* Sends the next id to each engine of `b`. An engine that fails keeps that result, and gets no more
  * ids. */
 static int send_next(struct app *app, const json_t *id, uint64_t timeout_us, struct one_by_one *b,
-                     struct fleet_result *results, struct err *e)
+                     struct fleet_results *results, struct err *e)
 {
     const char *rid = json_string_value(id);
     const struct api_args args = {.ids = &rid, .n_ids = 1};
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *more = NULL;
+    fleet_results_auto more = {0};
     size_t n = b->n;
 
     for (size_t i = 0; i < n; i++)
-        targets[i] = (struct fleet_target){.upstream = results[b->at[i]].upstream, .args = &args};
+        targets[i] = (struct fleet_target){.upstream = results->list[b->at[i]].upstream,
+                                           .args = &args};
     if (fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n, timeout_us, &more, e) !=
         0)
         return -1;
     b->n = 0;
     for (size_t i = 0; i < n; i++) {
-        struct fleet_result swap = results[b->at[i]];
+        struct fleet_result *kept = &results->list[b->at[i]], swap = *kept;
 
-        results[b->at[i]] = more[i];
-        more[i] = swap;
-        if (result_ok(&results[b->at[i]]))
+        *kept = more.list[i];
+        more.list[i] = swap;
+        if (result_ok(kept))
             b->at[b->n++] = b->at[i];
     }
-    fleet_results_free(more, n);
     return 0;
 }
 
 /* Sends the first id to every engine; an engine that takes several gets all of them. */
 static int send_first(struct app *app, const json_t *ids, struct fleet_target *targets, size_t n,
-                      struct one_by_one *b, struct fleet_result **results, struct err *e)
+                      struct one_by_one *b, struct fleet_results *results, struct err *e)
 {
     const char *rid = json_string_value(json_array_get(ids, 0));
     const struct api_args first = {.ids = &rid, .n_ids = 1};
@@ -104,32 +104,30 @@ static int send_first(struct app *app, const json_t *ids, struct fleet_target *t
 }
 
 static int abort_on_engines(struct app *app, const json_t *ids, struct api_object *native,
-                            struct fleet_result **results, size_t *n, struct err *e)
+                            struct fleet_results *results, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
     const struct api_args args = {.native = native, .all = ids == NULL};
     struct fleet_target targets[FLEET_MAX];
     struct one_by_one b = {0};
-
     /* fewer than --min-ready will do */
-    *n = fleet_reachable(app->fleet->control, all, &args, targets);
-    if (*n == 0)
+    size_t n = fleet_reachable(app->fleet->control, all, &args, targets);
+
+    if (n == 0)
         return err_set(e, ERR_UNSYNCED, "", "no upstream is reachable: nothing was sent");
-    if (send_first(app, ids, targets, *n, &b, results, e) != 0)
+    if (send_first(app, ids, targets, n, &b, results, e) != 0)
         return -1;
     for (size_t k = 1; b.n > 0 && k < json_array_size(ids); k++) {
         uint64_t now_us = clock_now_us();
         int rc = now_us < deadline_us
-                     ? send_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *results, e)
+                     ? send_next(app, json_array_get(ids, k), deadline_us - now_us, &b, results, e)
                      : err_set(e, ERR_UPSTREAM_TIMEOUT, "",
                                "%zu of %zu ids were sent to the sglang upstreams in time", k,
                                json_array_size(ids));
 
-        if (rc == 0)
-            continue;
-        fleet_results_free(*results, *n);
-        return -1;
+        if (rc != 0)
+            return -1;
     }
     return 0;
 }
@@ -137,19 +135,19 @@ static int abort_on_engines(struct app *app, const json_t *ids, struct api_objec
 static int abort_requests(struct app *app, struct http_request *x, struct api_object *body,
                           struct err *e)
 {
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     const json_t *ids = NULL;
-    size_t n = 0, n_queued = 0;
+    size_t n_queued = 0;
 
     if (abort_parse(&ids, body->json, e) != 0)
         return -1;
     if (ids == NULL)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
-    if (abort_on_engines(app, ids, body, &results, &n, e) != 0)
+    if (abort_on_engines(app, ids, body, &results, e) != 0)
         return -1;
-    n_queued += fleet_results_sum(results, n, "aborted");
-    (void)fleet_results_done(results, n, e);
-    return fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)n_queued), results, n, e);
+    n_queued += fleet_results_sum(&results, "aborted");
+    (void)fleet_results_done(&results, e);
+    return fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)n_queued), &results, e);
 }
 
 int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)

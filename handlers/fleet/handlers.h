@@ -11,7 +11,7 @@
 struct api_object;
 struct app;
 struct fleet_control;
-struct fleet_result;
+struct fleet_results;
 struct fleet_session;
 
 /* handle_fleet_proxy - pass a request on to an engine. Threads: the event loop. Errors:
@@ -51,7 +51,7 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
 /* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), one for each configured
  * engine; for one without a result, `error` says why there is none. NULL: no memory.
  * fleet_result_json - one of them (new). @error  NULL: none */
-json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n);
+json_t *fleet_results_json(const struct app *app, const struct fleet_results *results);
 json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
 
 /* fleet_with_body - parse the request's body, and handle it as `act` does. @body  the body in the
@@ -62,9 +62,9 @@ int fleet_with_body(struct app *app, struct http_request *x, fleet_body_fn *act,
 
 /* fleet_reply - reply 200, or with `e` if it is set, with each engine's result.
  * @reply    of a 200; stolen
- * @results  [n]; freed. NULL: nothing was sent; then -1 is returned, and nothing is replied */
+ * @results  zeroed: nothing was sent; then -1 is returned, and nothing is replied */
 int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
-                struct fleet_result *results, size_t n, struct err *e);
+                const struct fleet_results *results, struct err *e);
 
 /* fleet_update_json - the update that is open or starts (new), or JSON null. Threads: any. NULL: no
  * memory. */

@@ -98,20 +98,19 @@ static int label_all(struct app *app, struct http_request *x, const struct label
                                       .abort_requests = req->abort_requests,
                                       .record = staged ? record_staged : NULL,
                                       .arg = &l};
-    struct fleet_result *results;
+    fleet_results_auto results = {0};
     uint64_t serial = 0;
-    size_t n = 0;
     int rc;
 
     if (staged && read_staged(&l, e) != 0)
         return -1;
-    rc = fleet_label_all(app->fleet->control, &all, &results, &n, &serial, e);
+    rc = fleet_label_all(app->fleet->control, &all, &results, &serial, e);
     if (rc != 0 && staged && serial > 0)
         explain_recorded(req->label, e);
     return fleet_reply(app, x,
                        json_pack("{s:s, s:I}", "weight_version", req->label, "serial",
                                  (json_int_t)(staged ? l.serial : serial)),
-                       results, n, e);
+                       &results, e);
 }
 
 /* Where no engine counts tensors, naming the version means that all tensors were sent. */

@@ -73,20 +73,23 @@ static int load_parse(struct fleet_lora_request *req, const json_t *body, struct
     return 0;
 }
 
-static json_t *first_reply(const struct fleet_result *results, size_t n)
+static json_t *first_reply(const struct fleet_results *results)
 {
     json_t *answer = NULL;
 
-    for (size_t i = 0; answer == NULL && i < n; i++)
-        if (results[i].text_len > 0 && results[i].text[0] == '{')
-            answer = json_loadb(results[i].text, results[i].text_len, 0, NULL);
+    for (size_t i = 0; answer == NULL && i < results->n; i++) {
+        const struct fleet_result *r = &results->list[i];
+
+        if (r->text_len > 0 && r->text[0] == '{')
+            answer = json_loadb(r->text, r->text_len, 0, NULL);
+    }
     return json_is_object(answer) ? answer : json_object();
 }
 
 static json_t *reply_json_of(struct fleet_control *fc, const char *name,
                              const struct fleet_lora_reply *of)
 {
-    json_t *reply = first_reply(of->results, of->n);
+    json_t *reply = first_reply(&of->results);
     json_t *own = json_pack("{s:s, s:s, s:I, s:o}", "status", "ok", "lora_name", name, "revision",
                             (json_int_t)of->revision, "loaded_adapters", loaded_json(fc));
 
@@ -119,17 +122,20 @@ static int lora_reply(struct app *app, struct http_request *x, const char *event
                       struct fleet_lora_reply *reply, struct err *e)
 {
     json_t *body = NULL;
+    int rc;
 
     log_adapter(event, name, reply->revision, e);
     if (e->code == ERR_NONE)
         body = reply_json_of(app->fleet->control, name, reply);
-    return fleet_reply(app, x, body, reply->results, reply->n, e);
+    rc = fleet_reply(app, x, body, &reply->results, e);
+    fleet_results_fini(&reply->results);
+    return rc;
 }
 
-static bool any_took_it(const struct fleet_lora_reply *reply)
+static bool any_took_it(const struct fleet_results *results)
 {
-    for (size_t i = 0; i < reply->n; i++)
-        if (result_ok(&reply->results[i]) || reply->results[i].outcome == FLEET_UNKNOWN)
+    for (size_t i = 0; i < results->n; i++)
+        if (result_ok(&results->list[i]) || results->list[i].outcome == FLEET_UNKNOWN)
             return true;
     return false;
 }
@@ -144,12 +150,12 @@ static void remove_old_files(struct app *app, const char *name, bool known, cons
                              const struct fleet_lora_reply *reply, const struct err *e)
 {
     const struct adapter_dir *dir = app->fleet->adapter_dir;
-    bool none_has_it = reply->results == NULL && e->code == ERR_NOT_FOUND;
+    bool none_has_it = reply->results.list == NULL && e->code == ERR_NOT_FOUND;
     char *path;
 
     if (dir == NULL)
         return;
-    if (!known && !any_took_it(reply) && !none_has_it) {
+    if (!known && !any_took_it(&reply->results) && !none_has_it) {
         if (added != NULL && e->code != ERR_DRAINING) /* then engines may be reading it */
             adapter_dir_remove(dir, name, added);
     } else if (fleet_adapter_path(fleet_of(app->fleet->control), name, &path) == 0) {

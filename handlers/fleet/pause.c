@@ -48,9 +48,8 @@ static int pause_all(struct app *app, struct http_request *x, struct api_object 
 {
     struct fleet_control *fc = app->fleet->control;
     struct pause_request req = {0};
-    struct fleet_result *results;
+    fleet_results_auto results = {0};
     struct pause now;
-    size_t n = 0;
     int rc;
 
     if (pause_parse(&req, x, body->json, e) != 0 ||
@@ -58,9 +57,9 @@ static int pause_all(struct app *app, struct http_request *x, struct api_object 
         return -1;
     fleet_begin_push(fc);
     (void)fleet_pause_all(fc, &req, x->began_us + (uint64_t)req.timeout_s * 1000000, body, &results,
-                          &n, e);
+                          e);
     fleet_get_pause(fc, &now);
-    rc = fleet_reply(app, x, pause_json(fc, &now), results, n, e);
+    rc = fleet_reply(app, x, pause_json(fc, &now), &results, e);
     fleet_pause_unlock(fc);
     return rc;
 }
@@ -75,20 +74,19 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
 int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct pause now;
     bool was;
-    size_t n;
 
     fleet_begin_push(fc);
-    if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
+    if (fleet_resume_all(fc, false, &results, &was, e) != 0)
         return -1;
     fleet_get_pause(fc, &now);
-    (void)fleet_results_done(results, n, e);
+    (void)fleet_results_done(&results, e);
     return fleet_reply(app, x,
                        json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
                                  (json_int_t)now.epoch),
-                       results, n, e);
+                       &results, e);
 }
 
 /* Generation is resumed also if the update could not be committed; the reply says why it could
@@ -96,9 +94,8 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err why = {0}, ignored = {0};
-    size_t n = 0;
     bool was;
 
     if (fleet_commit_open_update(app->fleet->control, "", &s, &why) == 0) {
@@ -106,8 +103,7 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
         return handle_fleet_resume(app, x, e);
     }
     fleet_begin_push(app->fleet->control);
-    if (fleet_resume_all(app->fleet->control, false, &results, &n, &was, &ignored) == 0)
-        fleet_results_free(results, n);
+    (void)fleet_resume_all(app->fleet->control, false, &results, &was, &ignored);
     (void)err_set(e, why.code, why.field,
                   "generation was resumed, but the open update could not be committed on all "
                   "upstreams: %.350s",
@@ -126,25 +122,23 @@ static int reset_caches(struct app *app, struct http_request *x, struct api_obje
     struct api_args args = {.native = body,
                             .running = json_is_true(json_object_get(body->json, "running")),
                             .external = json_is_true(json_object_get(body->json, "external"))};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     uint64_t n_dropped = 0;
-    size_t n = 0;
 
     if (args.running) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
     }
-    if (fleet_request_all(fc, API_RESET_PREFIX_CACHE, &args, FLEET_CACHE_US, &results, &n, e) ==
-            0 &&
-        fleet_results_done(results, n, e))
-        n_dropped = fleet_results_sum(results, n, "entries_dropped");
+    if (fleet_request_all(fc, API_RESET_PREFIX_CACHE, &args, FLEET_CACHE_US, &results, e) == 0 &&
+        fleet_results_done(&results, e))
+        n_dropped = fleet_results_sum(&results, "entries_dropped");
     if (args.running)
         fleet_proof_release(fc, NULL);
     return fleet_reply(app, x,
                        json_pack("{s:b, s:n, s:I, s:s}", "reset", 1, "prefix_cache",
                                  "entries_dropped", (json_int_t)n_dropped, "message",
                                  "every upstream was asked to reset its prefix cache"),
-                       results, n, e);
+                       &results, e);
 }
 
 int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)

@@ -126,7 +126,7 @@ static int query_ranks(struct app *app, struct group_view *view, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     size_t n;
     int rc = 0;
 
@@ -135,10 +135,9 @@ static int query_ranks(struct app *app, struct group_view *view, struct err *e)
                     e) != 0)
         return -1;
     for (size_t i = 0; i < n && rc == 0; i++) {
-        rc = add_ranks(view, &results[i], e);
-        intersect_args(view->args, i == 0, &results[i]);
+        rc = add_ranks(view, &results.list[i], e);
+        intersect_args(view->args, i == 0, &results.list[i]);
     }
-    fleet_results_free(results, n);
     return rc;
 }
 

@@ -30,7 +30,7 @@ static json_t *no_result_json(const struct app *app, struct upstream *it)
                              info.alive ? "no request was sent to it" : why);
 }
 
-json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n)
+json_t *fleet_results_json(const struct app *app, const struct fleet_results *results)
 {
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
@@ -39,9 +39,9 @@ json_t *fleet_results_json(const struct app *app, const struct fleet_result *res
         struct upstream *it = all->items[i];
         const struct fleet_result *s = NULL;
 
-        for (size_t k = 0; k < n; k++)
-            if (results[k].upstream == it)
-                s = &results[k];
+        for (size_t k = 0; k < results->n; k++)
+            if (results->list[k].upstream == it)
+                s = &results->list[k];
         if (s != NULL)
             list = json_list_append(list,
                                     fleet_result_json(upstream_name(it), result_ok(s), s->status,
@@ -53,17 +53,17 @@ json_t *fleet_results_json(const struct app *app, const struct fleet_result *res
 }
 
 int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
-                struct fleet_result *results, size_t n, struct err *e)
+                const struct fleet_results *results, struct err *e)
 {
     json_t *list;
 
-    if (results == NULL || e->code != ERR_NONE) {
+    if (results->list == NULL || e->code != ERR_NONE) {
         json_decref(reply);
         reply = NULL;
     }
-    if (results == NULL)
+    if (results->list == NULL)
         return -1;
-    list = fleet_results_json(app, results, n);
+    list = fleet_results_json(app, results);
     if (e->code != ERR_NONE) {
         reply_error(x, e, json_pack("{s:o}", "upstreams", list));
     } else {
@@ -73,7 +73,6 @@ int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
         }
         reply_json(x, 200, reply);
     }
-    fleet_results_free(results, n);
     return 0;
 }
 

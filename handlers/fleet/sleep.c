@@ -55,10 +55,9 @@ static int sleep_all(struct app *app, struct http_request *x, struct api_object 
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_sleep_request req = {0};
-    struct fleet_result *results;
+    fleet_results_auto results = {0};
     uint64_t level = 1;
     json_t *reply;
-    size_t n = 0;
     int rc;
 
     if (body_u64(&level, body->json, "", "level", 1, 2, e) != 0 ||
@@ -66,10 +65,10 @@ static int sleep_all(struct app *app, struct http_request *x, struct api_object 
         return -1;
     req.level = (int)level;
     fleet_begin_push(fc);
-    (void)fleet_sleep_all(fc, &req, body, &results, &n, e);
+    (void)fleet_sleep_all(fc, &req, body, &results, e);
     reply = state_json(fc);
     (void)json_object_set_new(reply, "level", json_integer(req.level));
-    rc = fleet_reply(app, x, reply, results, n, e);
+    rc = fleet_reply(app, x, reply, &results, e);
     fleet_op_unlock(fc);
     return rc;
 }
@@ -86,8 +85,7 @@ static int wake_all(struct app *app, struct http_request *x, struct api_object *
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
     struct fleet_sleep_request req = {0};
-    struct fleet_result *results;
-    size_t n = 0;
+    fleet_results_auto results = {0};
     int rc;
 
     if (tags_parse(&req, body->json, e) != 0)
@@ -102,8 +100,8 @@ static int wake_all(struct app *app, struct http_request *x, struct api_object *
     if (fleet_op_lock(fc, x, "a wake", e) != 0)
         return -1;
     fleet_begin_push(fc);
-    (void)fleet_wake_all(fc, &req, body, &results, &n, e);
-    rc = fleet_reply(app, x, state_json(fc), results, n, e);
+    (void)fleet_wake_all(fc, &req, body, &results, e);
+    rc = fleet_reply(app, x, state_json(fc), &results, e);
     fleet_op_unlock(fc);
     return rc;
 }

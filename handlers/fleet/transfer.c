@@ -112,7 +112,7 @@ static void abort_previous(struct app *app, const struct route *route)
 static int join(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_group_reply reply = {0};
+    fleet_results_auto reply = {0};
     struct init_req req = {0};
     int rc;
 
@@ -124,7 +124,7 @@ static int join(struct app *app, struct http_request *x, struct api_object *body
     if (fleet_op_lock(fc, x, "the start of a group", e) != 0)
         return -1;
     (void)fleet_group_join(fc, &req.join, body, &reply, e);
-    rc = fleet_reply(app, x, group_json(app), reply.results, reply.n, e);
+    rc = fleet_reply(app, x, group_json(app), &reply, e);
     fleet_op_unlock(fc);
     return rc;
 }
@@ -144,7 +144,7 @@ int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct er
 int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
-    struct fleet_group_reply reply = {0};
+    fleet_results_auto reply = {0};
     const char *name = NULL;
     json_t *body = NULL;
     int rc = 0;
@@ -157,7 +157,7 @@ int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct
         rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
         (void)fleet_group_leave(app->fleet->control, name, &reply, e);
-        rc = fleet_reply(app, x, group_json(app), reply.results, reply.n, e);
+        rc = fleet_reply(app, x, group_json(app), &reply, e);
         fleet_op_unlock(app->fleet->control);
     }
     json_decref(body);

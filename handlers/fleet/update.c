@@ -75,16 +75,14 @@ static int start_session(struct app *app, const struct fleet_update_request *req
         !fleet_abort_unused_update(app->fleet->control, &req->actor))
         return -1;
     err_clear(e);
-    fleet_results_free(replies->list, replies->n);
-    *replies = (struct fleet_results){0};
+    fleet_results_fini(replies);
     return fleet_start_update(app->fleet->control, req, out, replies, e);
 }
 
-/* Frees the replies. */
-static int refuse_start(struct app *app, struct http_request *x, struct fleet_results *replies,
-                        struct err *e)
+static int refuse_start(struct app *app, struct http_request *x,
+                        const struct fleet_results *replies, struct err *e)
 {
-    if (fleet_reply(app, x, NULL, replies->list, replies->n, e) != 0)
+    if (fleet_reply(app, x, NULL, replies, e) != 0)
         reply_error(x, e, NULL);
     return 0;
 }
@@ -97,7 +95,7 @@ static int start(struct app *app, struct http_request *x, struct api_object *bod
                                        .native = body,
                                        .anonymous = route->session != SESSION_NAMED,
                                        .convert = route_converts(route)};
-    struct fleet_results replies = {0};
+    fleet_results_auto replies = {0};
     struct fleet_session *s;
     int rc = start_parse(&req, body->json, e);
 
@@ -344,7 +342,7 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
                            const json_t *body, struct err *e)
 {
     json_t *start = json_object(), *bare = engine_body(body, start);
-    struct fleet_results replies = {0};
+    fleet_results_auto replies = {0};
     struct fleet_session *s = NULL;
     int rc = -1;
 
@@ -413,7 +411,7 @@ static int commit_previous(struct app *app, struct fleet_session **s, const char
 static int start_auto_commit(struct app *app, const struct update_request *w,
                              struct fleet_session **out, struct err *e)
 {
-    struct fleet_results replies = {0};
+    fleet_results_auto replies = {0};
     struct fleet_update_request req = {.label = w->label != NULL ? w->label : "",
                                        .actor = *w->actor,
                                        .auto_commit = true,
@@ -421,7 +419,6 @@ static int start_auto_commit(struct app *app, const struct update_request *w,
                                        .lease_s = UPDATE_ANONYMOUS_LEASE_S};
     int rc = fleet_start_update(app->fleet->control, &req, out, &replies, e);
 
-    fleet_results_free(replies.list, replies.n);
     if (rc == 0 || e->code != ERR_CONFLICT)
         return rc;
     /* another request may have just opened it */

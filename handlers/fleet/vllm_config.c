@@ -126,7 +126,7 @@ json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     struct fleet_target targets[FLEET_MAX];
     struct engine_config *configs = calloc(FLEET_MAX, sizeof *configs);
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     json_t *out = NULL;
     size_t n = fleet_reachable(fc, all, NULL, targets);
 
@@ -134,11 +134,10 @@ json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to the upstreams");
     else if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
         for (size_t i = 0; i < n; i++)
-            read_config(&configs[i], &results[i]);
+            read_config(&configs[i], &results.list[i]);
         out = common_json(configs, n, e);
         for (size_t i = 0; i < n; i++)
             json_decref(configs[i].config);
-        fleet_results_free(results, n);
     }
     free(configs);
     return out;

@@ -39,18 +39,14 @@ static void reply_not_committed(struct http_request *x, const struct err *why, j
 /* With --stage the engines were paused, and not this server. */
 static int resume_fleet(struct fleet_control *fc, bool *was_paused, uint64_t *epoch, struct err *e)
 {
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct pause now;
-    size_t n = 0;
-    int rc;
 
-    if (fleet_resume_all(fc, false, &results, &n, was_paused, e) != 0)
+    if (fleet_resume_all(fc, false, &results, was_paused, e) != 0)
         return -1;
-    rc = fleet_results_done(results, n, e) ? 0 : -1;
-    fleet_results_free(results, n);
     fleet_get_pause(fc, &now);
     *epoch = now.epoch;
-    return rc;
+    return fleet_results_done(&results, e) ? 0 : -1;
 }
 
 static int resume(struct app *app, bool *was_paused, uint64_t *epoch, struct err *e)

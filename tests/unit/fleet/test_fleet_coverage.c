@@ -338,7 +338,7 @@ static void reported(struct world *w, const char *const *texts, const char *word
                                            .text = (char *)(uintptr_t)texts[i],
                                            .text_len = strlen(texts[i])};
     }
-    fleet_session_set_report(w->s, results, w->s->n_parts);
+    fleet_session_set_report(w->s, &(struct fleet_results){results, w->s->n_parts});
     assert_string_equal(fleet_coverage_name(w->s), word);
 }
 

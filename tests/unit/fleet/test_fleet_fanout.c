@@ -16,7 +16,7 @@ enum { N = 4 };
 
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                         struct fleet_result **results, struct err *e);
+                         struct fleet_results *results, struct err *e);
 __typeof__(fleet_fence) __wrap_fleet_fence;
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 
@@ -43,7 +43,7 @@ static size_t part_of(const struct upstream *upstream)
 
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                         struct fleet_result **results, struct err *e)
+                         struct fleet_results *results, struct err *e)
 {
     assert_ptr_equal(fc, &world->fc);
     assert_int_equal(op, API_PAUSE);
@@ -53,17 +53,18 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
         return err_set(e, ERR_DRAINING, "", "this server stops");
     if (world->answers == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no request can be made");
-    *results = calloc(n, sizeof **results);
-    assert_non_null(*results);
+    *results = (struct fleet_results){calloc(n, sizeof *results->list), n};
+    assert_non_null(results->list);
     for (size_t i = 0; i < n; i++) {
         size_t part = part_of(targets[i].upstream);
         char answer = world->answers[part];
 
         world->asked[part] = answer;
-        (*results)[i] = (struct fleet_result){.upstream = upstream_ref(targets[i].upstream),
-                                              .outcome = answer == 'g' ? FLEET_OK : FLEET_REFUSED};
+        results->list[i] = (struct fleet_result){.upstream = upstream_ref(targets[i].upstream),
+                                                 .outcome = answer == 'g' ? FLEET_OK
+                                                                          : FLEET_REFUSED};
         if (targets[i].answered != NULL)
-            targets[i].answered(targets[i].arg, &(*results)[i]);
+            targets[i].answered(targets[i].arg, &results->list[i]);
         if (world->watched)
             assert_int_not_equal(world->taken[part], '.'); /* the next has not answered yet */
     }

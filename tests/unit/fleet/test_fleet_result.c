@@ -100,9 +100,9 @@ static void test_fleet_result_read_without_a_reply(void **state)
     assert_true(fleet_result_may_have_run(&results[0]));
     assert_false(fleet_result_may_have_run(&results[1]));
     assert_false(fleet_result_may_have_run(&results[2]));
-    assert_ptr_equal(fleet_results_cause(results, 3), &results[0]);
-    assert_ptr_equal(fleet_results_cause(&results[1], 2), &results[1]);
-    assert_null(fleet_results_cause(&results[2], 1));
+    assert_ptr_equal(fleet_results_cause(&(struct fleet_results){results, 3}), &results[0]);
+    assert_ptr_equal(fleet_results_cause(&(struct fleet_results){&results[1], 2}), &results[1]);
+    assert_null(fleet_results_cause(&(struct fleet_results){&results[2], 1}));
 }
 
 static void test_fleet_results_cause_prefers_a_refusal(void **state)
@@ -111,7 +111,7 @@ static void test_fleet_results_cause_prefers_a_refusal(void **state)
 
     (void)state;
     results[1] = read_answer(503, "no");
-    assert_ptr_equal(fleet_results_cause(results, 2), &results[1]);
+    assert_ptr_equal(fleet_results_cause(&(struct fleet_results){results, 2}), &results[1]);
     assert_true(fleet_result_may_have_run(&results[1]));
     free(results[1].text);
     results[1] = read_answer(404, NULL);
@@ -130,11 +130,11 @@ static void test_fleet_results_done_is_no_4xx_after_a_change(void **state)
     results[1] = read_answer(409, "no");
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         results[0].outcome = others[i];
-        assert_false(fleet_results_done(results, 2, &e));
+        assert_false(fleet_results_done(&(struct fleet_results){results, 2}, &e));
         assert_int_equal(e.code, i < 2 ? ERR_CONFLICT : ERR_UPSTREAM);
     }
     free(results[1].text);
-    assert_true(fleet_results_done(results, 0, &e));
+    assert_true(fleet_results_done(&(struct fleet_results){results, 0}, &e));
 }
 
 static void test_fleet_result_read_lost_update(void **state)
@@ -153,7 +153,7 @@ static void test_fleet_result_read_lost_update(void **state)
     assert_string_equal(result.why.field, "");
     assert_non_null(strstr(result.why.msg, "http://u was restarted during the update"));
     assert_false(fleet_result_may_have_run(&result));
-    assert_ptr_equal(fleet_results_cause(&result, 1), &result);
+    assert_ptr_equal(fleet_results_cause(&(struct fleet_results){&result, 1}), &result);
     free(result.text);
 
     result = read_answer(

@@ -107,9 +107,9 @@ static void test_fleet_session_apply_results_by_the_rules(void **state)
             results[k] = result_of(rows[i].parts[3 * k + 1]);
             part_send(&s->parts[k]);
         }
-        assert_int_equal(
-            fleet_session_apply_results(s, results, all, N, rows[i].min_ready, rows[i].repeats),
-            rows[i].verdict);
+        assert_int_equal(fleet_session_apply_results(s, &(struct fleet_results){results, N}, all,
+                                                     rows[i].min_ready, rows[i].repeats),
+                         rows[i].verdict);
         for (size_t k = 0; k < N; k++)
             after[k] = letter_of(&s->parts[k]);
         assert_string_equal(after, rows[i].after);
@@ -127,7 +127,9 @@ static void test_fleet_session_apply_results_keeps_a_torn_part(void **state)
     (void)state;
     s->parts[0].weights = PART_TORN;
     part_send(&s->parts[0]);
-    assert_int_equal(fleet_session_apply_results(s, &result, first, 1, 3, false), VERDICT_RETRY);
+    assert_int_equal(
+        fleet_session_apply_results(s, &(struct fleet_results){&result, 1}, first, 3, false),
+        VERDICT_RETRY);
     assert_int_equal(s->parts[0].weights, PART_TORN);
     assert_false(s->parts[0].out);
     fleet_session_unref(s);

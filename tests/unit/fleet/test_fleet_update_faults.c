@@ -53,7 +53,7 @@ static int send_chunk(struct fleet_session *s, unsigned chunk)
 static int update_run(int target, unsigned n_chunks)
 {
     char label[16];
-    struct fleet_results replies = {0};
+    fleet_results_auto replies = {0};
     struct fleet_update_request req = {.label = label, .lease_s = LEASE_S};
     struct fleet_session *s;
     struct err e = {0}, why = {0}, ignored = {0};
@@ -61,7 +61,6 @@ static int update_run(int target, unsigned n_chunks)
 
     (void)snprintf(label, sizeof label, "v%d", target);
     rc = fleet_start_update(w.fc, &req, &s, &replies, &e);
-    fleet_results_free(replies.list, replies.n);
     if (rc != 0)
         return -1;
     w.target = target;
@@ -106,7 +105,7 @@ static void abort_open(bool wait)
 
 static void second_update(void)
 {
-    struct fleet_results replies = {0};
+    fleet_results_auto replies = {0};
     struct fleet_update_request req = {.label = "v9", .lease_s = LEASE_S};
     struct fleet_session *s = NULL;
     struct err e = {0};
@@ -114,7 +113,6 @@ static void second_update(void)
     if (fleet_start_update(w.fc, &req, &s, &replies, &e) == 0)
         abort_open(true);
     fleet_unref(w.fc, s);
-    fleet_results_free(replies.list, replies.n);
 }
 
 /* Another request of the trainer's, at the same time. */

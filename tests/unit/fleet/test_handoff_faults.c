@@ -270,15 +270,13 @@ static void commit(bool waits)
 static int set_sleep(int level)
 {
     struct fleet_sleep_request req = {.level = level, .weights = true, .kv = true};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err e = {0};
-    size_t n = 0;
     int rc = -1;
 
     if (fleet_op_lock(w.fc, NULL, "a sleep", &e) == 0) {
-        rc = level > 0 ? fleet_sleep_all(w.fc, &req, NULL, &results, &n, &e)
-                       : fleet_wake_all(w.fc, &req, NULL, &results, &n, &e);
-        fleet_results_free(results, n);
+        rc = level > 0 ? fleet_sleep_all(w.fc, &req, NULL, &results, &e)
+                       : fleet_wake_all(w.fc, &req, NULL, &results, &e);
         fleet_op_unlock(w.fc);
     }
     fleet_apply_quiesce(w.fc);

@@ -564,7 +564,7 @@ static int all_fail(struct err *e, bool *sent)
 
 /* @op  API_OPS: each target has its own, and they come in any order */
 static int request_all(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
-                       size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e)
+                       size_t n, uint64_t timeout_us, struct fleet_results *results, struct err *e)
 {
     size_t first = n > 0 ? draw((unsigned)n) : 0;
     struct have_before before[4 * ENGINES_MAX];
@@ -574,26 +574,26 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
     assert_true(fc == w.fc && timeout_us > 0);
     mtx_assert_none();
     w.now_us += STEP_US;
-    *results = NULL;
+    assert_null(results->list);
     may_switch(w.switch_percent);
     rc = n > 0 ? all_fail(e, &sent) : 0;
     if (rc != 0 && !sent)
         return -1;
-    *results = calloc(n + 1, sizeof **results);
-    assert_non_null(*results);
+    *results = (struct fleet_results){calloc(n + 1, sizeof *results->list), n};
+    assert_non_null(results->list);
     for (size_t i = 0; i < n; i++)
         fleet_doubt(w.fleet, targets[i].upstream, op != API_OPS ? op : targets[i].op,
                     targets[i].args, &before[i]);
     for (size_t k = 0; k < n; k++) {
         size_t i = (first + k) % n;
         enum api_op of = op == API_OPS ? targets[i].op : op;
-        answer_op(&(*results)[i], of, &targets[i]);
+        answer_op(&results->list[i], of, &targets[i]);
         trace("op %d at %zu: outcome %d (%d)", (int)of, index_of(w.fleet, targets[i].upstream),
-              (int)(*results)[i].outcome, (*results)[i].status);
+              (int)results->list[i].outcome, results->list[i].status);
         (void)fleet_answer(w.fleet, targets[i].upstream, of, targets[i].args, &before[i],
-                           rc != 0 ? HAVE_LOST : fleet_result_answer(&(*results)[i]), NULL);
+                           rc != 0 ? HAVE_LOST : fleet_result_answer(&results->list[i]), NULL);
         if (rc == 0 && targets[i].answered != NULL)
-            targets[i].answered(targets[i].arg, &(*results)[i]);
+            targets[i].answered(targets[i].arg, &results->list[i]);
         if (w.check != NULL)
             w.check();
         may_switch(w.switch_percent);
@@ -602,27 +602,26 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
     w.hung = false;
     if (rc == 0)
         return 0;
-    fleet_results_free(*results, n);
-    *results = NULL;
+    fleet_results_fini(results);
     return -1;
 }
 
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                         struct fleet_result **results, struct err *e)
+                         struct fleet_results *results, struct err *e)
 {
     return request_all(fc, op, targets, n, timeout_us, results, e);
 }
 
 int __wrap_fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                          uint64_t timeout_us, struct fleet_result **results, struct err *e)
+                          uint64_t timeout_us, struct fleet_results *results, struct err *e)
 {
     return request_all(fc, API_OPS, targets, n, timeout_us, results, e);
 }
 
 int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
                        const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                       struct fleet_result **results, struct err *e)
+                       struct fleet_results *results, struct err *e)
 {
     bool sent;
 
@@ -630,18 +629,18 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
     assert_true(timeout_us > 0);
     mtx_assert_none();
     w.now_us += STEP_US;
-    *results = NULL;
+    assert_null(results->list);
     may_switch(w.switch_percent);
     if (n > 0 && all_fail(e, &sent) != 0)
         return -1;
-    *results = calloc(n + 1, sizeof **results);
-    assert_non_null(*results);
+    *results = (struct fleet_results){calloc(n + 1, sizeof *results->list), n};
+    assert_non_null(results->list);
     for (size_t i = 0; i < n; i++) {
-        answer_query(&(*results)[i], q, &targets[i]);
+        answer_query(&results->list[i], q, &targets[i]);
         trace("query %d at %zu: %d", (int)q, index_of(w.fleet, targets[i].upstream),
-              (int)(*results)[i].outcome);
+              (int)results->list[i].outcome);
         if (targets[i].answered != NULL)
-            targets[i].answered(targets[i].arg, &(*results)[i]);
+            targets[i].answered(targets[i].arg, &results->list[i]);
         if (w.check != NULL)
             w.check();
         may_switch(w.switch_percent);
@@ -707,26 +706,22 @@ static void probe_all(void)
 static void pause_all(void)
 {
     struct pause_request req = {.mode = PAUSE_KEEP, .timeout_s = 10, .owner = "test"};
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err e = {0};
-    size_t n = 0;
 
     if (fleet_trainer_pause_lock(w.fc, NULL, FLEET_OP_WAIT_US, &e) == 0) {
-        (void)fleet_pause_all(w.fc, &req, clock_after_us(FLEET_STEP_US), NULL, &results, &n, &e);
-        fleet_results_free(results, n);
+        (void)fleet_pause_all(w.fc, &req, clock_after_us(FLEET_STEP_US), NULL, &results, &e);
         fleet_pause_unlock(w.fc);
     }
 }
 
 static void resume_all(void)
 {
-    struct fleet_result *results = NULL;
+    fleet_results_auto results = {0};
     struct err e = {0};
-    size_t n = 0;
     bool was;
 
-    if (fleet_resume_all(w.fc, false, &results, &n, &was, &e) == 0)
-        fleet_results_free(results, n);
+    (void)fleet_resume_all(w.fc, false, &results, &was, &e);
 }
 
 /* The end of the lease of an update that its trainer has left open. */
