@@ -1,14 +1,15 @@
 """What one engine that hangs costs the others: each figure beside that of the same server without it, from one run.
 
-Usage: bench_hung.py BATON FAKE_ENGINE [N [ROUNDS]]      (default 256 doubles of vLLM, 15 rounds)
+Usage: bench_hung.py BATON FAKE_ENGINE LOOP_TURNS [N [ROUNDS]]      (default 256 doubles of vLLM, 15 rounds)
 
 Three servers one after the other, each in front of doubles of its own with --min-ready N - 1: N - 1 engines (the
 base); N of which one hangs since before the server started; N of which one begins to hang at this moment (stopped by
 a signal before each request, and let go after it). Prints for each the median and the longest time of GET /v1/status,
-of a whole update, and of a pause (of 5 s at most), their ratios to the base, and the longest turn of the server's loop
-while it ran.
+of a whole update, and of a pause (of 5 s at most), their ratios to the base, how long after its start all engines
+served, and how long the turns of the loop were that talks to the engines (LOOP_TURNS: the path of libloop_turns.so).
 """
 
+import array
 import concurrent.futures
 import itertools
 import os
@@ -26,6 +27,7 @@ PROBE_MS, TIMEOUT_MS = 2000, 60000
 PAUSE_S = 5  # its timeout_s
 TENSORS = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]], "packed": True,
            "tensor_sizes": [2, 12], "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
+NUMBERS = itertools.count()
 LABELS = (f"step-{i}" for i in itertools.count(1))
 
 
@@ -36,12 +38,17 @@ def timed(call):
 
 
 class World:
-    def __init__(self, binary, engine, n, n_needed, log):
+    def __init__(self, programs, n, n_needed, work):
+        binary, engine, loop_turns = programs
+        self.turns = os.path.join(work, f"turns-{next(NUMBERS)}")
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             self.doubles = list(pool.map(lambda _: Double(engine, "vllm", "--weight-version", "step-0"), range(n)))
-        self.front = Server(binary, log, "--probe-interval", PROBE_MS, "--probe-timeout", 1000,
+        os.environ.update(LD_PRELOAD=loop_turns, LOOP_TURNS=self.turns, LOOP_TURNS_THREAD="upstream")
+        self.began = time.monotonic()
+        self.front = Server(binary, os.path.join(work, "log"), "--probe-interval", PROBE_MS, "--probe-timeout", 1000,
                             "--update-timeout", TIMEOUT_MS, "--min-ready", n_needed, "--compat", "all", "--prove", "none",
                             *itertools.chain.from_iterable(("--upstream", f"{d.url},vllm") for d in self.doubles))
+        del os.environ["LD_PRELOAD"]
 
     def __enter__(self):
         return self
@@ -54,7 +61,13 @@ class World:
         self.front.kill()
 
     def serve(self, n):
-        until(lambda: f"{n} serve: {self.states()}", lambda: self.states().count("serving") == n)
+        """Seconds from the start until so many serve"""
+        until(lambda: f"{n} serve: {self.others()}", lambda: self.states().count("serving") >= n)
+        return time.monotonic() - self.began
+
+    def others(self):
+        return [(u["upstream"], u["state"], u.get("error")) for u in self.front.status()["upstreams"]["list"]
+                if u["state"] != "serving"]
 
     def states(self):
         return [u["state"] for u in self.front.status()["upstreams"]["list"]]
@@ -74,13 +87,14 @@ class World:
             self.front.ask("POST", "/v1/resume", {})
             self.update()
             return self.states().count("serving") == len(self.doubles)
-        until(lambda: f"all serve: {self.states()}", all_serve, every_s=1)
+        until(lambda: f"all serve: {self.others()}", all_serve, every_s=1)
 
-    def longest_turn(self):
-        for line in self.front.ask("GET", "/metrics")[1].splitlines():
-            if line.startswith("baton_fleet_lag_seconds_max"):
-                return float(line.split()[-1])
-        return None
+    def turns_us(self):
+        """(how many, 99 % are not longer, the longest): µs"""
+        with open(self.turns, "rb") as file:
+            n_of = array.array("Q", file.read())
+        n, so_far = sum(n_of), itertools.accumulate(n_of)
+        return n, next(us for us, n_shorter in enumerate(so_far) if n_shorter >= 0.99 * n), max(us for us, k in enumerate(n_of) if k)
 
 
 def measure(world, rounds, hang=None):
@@ -100,27 +114,28 @@ def measure(world, rounds, hang=None):
 
 
 def main():
-    binary, engine = sys.argv[1:3]
-    n = int(sys.argv[3]) if len(sys.argv) > 3 else 256
-    rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 15
+    programs = sys.argv[1:4]
+    n = int(sys.argv[4]) if len(sys.argv) > 4 else 256
+    rounds = int(sys.argv[5]) if len(sys.argv) > 5 else 15
     found = {}
     with tempfile.TemporaryDirectory() as work:
-        log = os.path.join(work, "log")
-        with World(binary, engine, n - 1, n - 1, log) as w:
-            w.serve(n - 1)
+        with World(programs, n - 1, n - 1, work) as w:
+            serve_s = w.serve(n - 1)
             w.update()
-            found["base"] = measure(w, rounds), w.longest_turn()
-        with World(binary, engine, n, n - 1, log) as w:
+            found["base"] = measure(w, rounds), serve_s, w.turns_us()
+        with World(programs, n, n - 1, work) as w:
             os.kill(w.doubles[-1].process.pid, signal.SIGSTOP)
-            until("it is down", lambda: w.states().count("serving") == n - 1)
+            serve_s = w.serve(n - 1)
+            until(lambda: f"one is down: {w.others()}", lambda: "down" in w.states())
             w.update()
-            found["down"] = measure(w, rounds), w.longest_turn()
-        with World(binary, engine, n, n - 1, log) as w:
-            w.serve(n)
+            found["down"] = measure(w, rounds), serve_s, w.turns_us()
+        with World(programs, n, n - 1, work) as w:
+            serve_s = w.serve(n)
             w.update()
-            found["hangs"] = measure(w, max(rounds // 5, 2), w.doubles[-1]), w.longest_turn()
-    for name, (times, turn) in found.items():
-        print(f"{name}: longest turn of the loop {turn} s")
+            found["hangs"] = measure(w, max(rounds // 5, 1), w.doubles[-1]), serve_s, w.turns_us()
+    for name, (times, serve_s, (n_turns, p99_us, most_us)) in found.items():
+        print(f"{name}: all serve after {serve_s:.1f} s; {n_turns} turns of the loop, 99 % of them at most {p99_us / 1000:.2f} ms, "
+              f"the longest {most_us / 1000:.2f} ms")
         for what, all_of in times.items():
             base = statistics.median(found["base"][0][what])
             print(f"  {what:16}  median {statistics.median(all_of) * 1000:9.2f} ms ({statistics.median(all_of) / base:6.2f} x base), "
