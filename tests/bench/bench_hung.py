@@ -10,6 +10,7 @@ served, and how long the turns of the loop were that talks to the engines (LOOP_
 """
 
 import array
+import collections
 import concurrent.futures
 import itertools
 import os
@@ -66,8 +67,8 @@ class World:
         return time.monotonic() - self.began
 
     def others(self):
-        return [(u["upstream"], u["state"], u.get("error")) for u in self.front.status()["upstreams"]["list"]
-                if u["state"] != "serving"]
+        return collections.Counter((u["state"], (u.get("error") or {}).get("message"))
+                                   for u in self.front.status()["upstreams"]["list"] if u["state"] != "serving")
 
     def states(self):
         return [u["state"] for u in self.front.status()["upstreams"]["list"]]

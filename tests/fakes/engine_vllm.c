@@ -41,14 +41,14 @@ static void metrics(struct conn *c, const json_t *body)
                    "# TYPE process_start_time_seconds gauge\n"
                    "process_start_time_seconds %.2f\n"
                    "# TYPE vllm:num_preemptions_created gauge\n"
-                   "vllm:num_preemptions_created{engine=\"0\",model_name=\"%.128s\"} %.9f\n"
+                   "vllm:num_preemptions_created{engine=\"0\",model_name=\"%.128s\"} %.6f%07d\n"
                    "# TYPE vllm:num_requests_running gauge\n"
                    "vllm:num_requests_running{engine=\"0\",model_name=\"%.128s\"} %zu.0\n"
                    "# TYPE vllm:num_requests_waiting gauge\n"
                    "vllm:num_requests_waiting{engine=\"0\",model_name=\"%.128s\"} %zu.0\n"
                    "%s",
-                   e->started_s, e->o.model, e->started_s, e->o.model, e->n_running, e->o.model,
-                   state_waiting(e),
+                   e->started_s, e->o.model, e->started_s, (int)getpid() /* one a µs too */,
+                   e->o.model, e->n_running, e->o.model, state_waiting(e),
                    e->o.lora ? "# HELP vllm:lora_requests_info Running stats on lora requests.\n"
                                "# TYPE vllm:lora_requests_info gauge\n"
                              : "");
