@@ -37,14 +37,13 @@ static json_t *token_json(int64_t at)
     return at >= 0 ? json_integer(at) : json_null();
 }
 
-void api_spans_put(struct buf *out, const struct api_span_put *span)
+void api_spans_put(struct buf *out, const struct api_span *span, const uint64_t *serial, bool exact)
 {
     json_auto_t *json = json_pack(
         "{s:o, s:o, s:o, s:o, s:b}", "version",
         span->version[0] != '\0' ? json_string(span->version) : json_null(), "start",
         token_json(span->start), "end", token_json(span->end), "serial",
-        span->serial != NULL ? json_integer((json_int_t)*span->serial) : json_null(), "exact",
-        (int)span->exact);
+        serial != NULL ? json_integer((json_int_t)*serial) : json_null(), "exact", (int)exact);
     char *text = json_dumps(json, JSON_COMPACT);
 
     if (text == NULL)

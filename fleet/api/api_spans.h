@@ -25,15 +25,9 @@ bool api_spans_read(struct api_spans *out, const char *text, size_t len);
 void api_spans_fini(struct api_spans *s); /* zeroes it; accepts a zeroed one */
 
 /* api_spans_put - append one of our own. out->failed: no memory.
- * @version      "": none
- * @start, @end  -1: not known; of `end` also: the last token
- * @serial       of the fleet; NULL: not known */
-struct api_span_put {
-    const char *version;
-    int64_t start, end;
-    const uint64_t *serial;
-    bool exact;
-};
-void api_spans_put(struct buf *out, const struct api_span_put *span);
+ * @span    version "": none; start, end -1: not known; of `end` also: the last token
+ * @serial  of the fleet; NULL: not known */
+void api_spans_put(struct buf *out, const struct api_span *span, const uint64_t *serial,
+                   bool exact);
 
 #endif

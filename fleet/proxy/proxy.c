@@ -120,7 +120,8 @@ static void on_granted(void *arg)
     mtx_unlock(&proxy->lock);
 }
 
-int proxy_admit(struct proxy_request *r, struct err *e)
+/* Errors: those of fleet_permit_acquire; r is unchanged. */
+static int admit(struct proxy_request *r, struct err *e)
 {
     int rc;
 
@@ -137,16 +138,14 @@ int proxy_admit(struct proxy_request *r, struct err *e)
     return 0;
 }
 
-/* Queue again for a permit, or fail.
- * @why  the error to report if no other upstream is in rotation; NULL: fleet_permit_acquire's */
-static void readmit(struct proxy_request *r, const struct err *why)
+void proxy_readmit(struct proxy_request *r, const struct err *why)
 {
     struct err e = {0};
 
     if (r->has_permit)
         fleet_permit_release(r->loop->proxy->fleet, &r->ticket);
     r->has_permit = false;
-    if (proxy_admit(r, &e) == 0)
+    if (admit(r, &e) == 0)
         return;
     r->stage = PROXY_SENT; /* no longer queued */
     proxy_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
@@ -179,7 +178,7 @@ static void handle_granted(void *arg)
     else if (fleet_serves(r->loop->proxy->fleet, r->ticket.upstream) && !fleet_is_lost(&r->ticket))
         send_request(r);
     else
-        readmit(r, NULL);
+        proxy_readmit(r, NULL);
 }
 
 static void add_header(struct http_call_request *req, struct http_header *headers, const char *name,
@@ -244,7 +243,7 @@ static bool may_retry(const struct proxy_request *r)
 static void retry_elsewhere(struct proxy_request *r, const struct err *why)
 {
     r->ticket.avoid = upstream_number(r->ticket.upstream);
-    readmit(r, why);
+    proxy_readmit(r, why);
 }
 
 /* If the key is not the cause, the probe that is started here finds out. */
@@ -405,7 +404,7 @@ int proxy_forward(struct http_request *x, enum fleet_queue queue, const struct p
         return -1;
     r->hooks = hooks;
     http_request_on_disconnect(x, on_disconnect, r);
-    if (proxy_admit(r, e) == 0)
+    if (admit(r, e) == 0)
         return 0;
     http_request_on_disconnect(x, NULL, NULL); /* the dispatcher answers it */
     r->x = NULL;

@@ -20,68 +20,52 @@ static void on_left_rotation(void *arg)
     mtx_unlock(&proxy->lock);
 }
 
-/* Those at upstreams that have left. */
-static void evict_requests(struct proxy_loop *pl)
+/* fn may free the request. */
+static void for_each(struct proxy_loop *pl, void (*fn)(struct proxy_request *r))
 {
     for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
-        struct err why;
-
         next = r->next;
-        if (r->call == NULL || !fleet_is_lost(&r->ticket))
-            continue;
-        fleet_why_unreliable(pl->proxy->fleet, r->ticket.upstream, &why);
-        proxy_evict(r, &why);
+        fn(r);
     }
 }
 
-/* With no upstream in rotation a queued request fails as a new one does. */
-static void fail_queued(struct proxy_loop *pl)
+static void evict_if_lost(struct proxy_request *r)
 {
-    struct fleet *fleet = pl->proxy->fleet;
-    struct fleet_stats stats;
+    struct err why;
 
-    fleet_stats(fleet, &stats);
-    if (stats.n_serving > 0)
+    if (r->call == NULL || !fleet_is_lost(&r->ticket))
         return;
-    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
-        struct err e = {0};
-
-        next = r->next;
-        if (r->stage != PROXY_QUEUED || !fleet_permit_cancel(fleet, &r->ticket))
-            continue;
-        if (proxy_admit(r, &e) == 0)
-            continue;
-        r->stage = PROXY_SENT; /* no longer queued */
-        proxy_fail(r, &e);
-    }
+    fleet_why_unreliable(r->loop->proxy->fleet, r->ticket.upstream, &why);
+    proxy_evict(r, &why);
 }
 
-static void abort_requests(struct proxy_loop *pl)
+static void requeue(struct proxy_request *r)
 {
-    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
-        next = r->next;
-        proxy_abort(r);
-    }
+    if (r->stage == PROXY_QUEUED && fleet_permit_cancel(r->loop->proxy->fleet, &r->ticket))
+        proxy_readmit(r, NULL);
 }
 
 static void handle_left_rotation(void *arg)
 {
     struct proxy_loop *pl = arg;
+    struct fleet_stats stats;
 
-    evict_requests(pl);
-    fail_queued(pl);
-    abort_requests(pl);
+    for_each(pl, evict_if_lost);
+    fleet_stats(pl->proxy->fleet, &stats);
+    if (stats.n_serving == 0) /* a queued request fails as a new one does */
+        for_each(pl, requeue);
+    for_each(pl, proxy_abort);
+}
+
+static void fail_stopped(struct proxy_request *r)
+{
+    if (r->stage != PROXY_ANSWERED)
+        PROXY_FAIL(r, ERR_DRAINING, "the server stopped before the reply was complete");
 }
 
 static void handle_stop(void *arg)
 {
-    struct proxy_loop *pl = arg;
-
-    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
-        next = r->next;
-        if (r->stage != PROXY_ANSWERED)
-            PROXY_FAIL(r, ERR_DRAINING, "the server stopped before the reply was complete");
-    }
+    for_each(arg, fail_stopped);
 }
 
 /* the proxy */

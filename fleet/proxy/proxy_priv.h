@@ -78,9 +78,9 @@ struct proxy_request {
 
 /* ---- proxy.c ---- */
 
-/* proxy_admit - take a permit and send the request, or queue for a permit. Errors: those of
- * fleet_permit_acquire; r is unchanged. */
-int proxy_admit(struct proxy_request *r, struct err *e);
+/* proxy_readmit - take a permit once more and send the request, or queue for a permit, or fail.
+ * @why  the error to report if no other upstream is in rotation; NULL: fleet_permit_acquire's */
+void proxy_readmit(struct proxy_request *r, const struct err *why);
 
 /* proxy_fail - answer with e, or abort a stream that has begun, and end the request. */
 void proxy_fail(struct proxy_request *r, const struct err *e);

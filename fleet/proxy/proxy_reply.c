@@ -77,15 +77,6 @@ static int add_versions(struct proxy_request *r)
     return 0;
 }
 
-/* What came says neither whose answer it is nor what to do. */
-static void fail_no_route(struct proxy_request *r)
-{
-    PROXY_FAIL(r, ERR_NO_ROUTE,
-               "%.200s (%s) has no route %.160s: the request was passed on, and this engine does "
-               "not serve it",
-               r->at->url, upstream_kind_name(r->at->kind), r->x->path);
-}
-
 static void send_reply(struct proxy_request *r)
 {
     struct http_reply out = reply_head(r);
@@ -136,13 +127,6 @@ static bool process_changed(const struct proxy_request *r)
            !fleet_check_process(r->loop->proxy->fleet, r->ticket.upstream, r->head.boot_id);
 }
 
-static void fail_process_changed(struct proxy_request *r)
-{
-    PROXY_FAIL(r, ERR_UPSTREAM,
-               "%.200s was restarted: its reply may not be of the version that is served",
-               r->at->url);
-}
-
 /* Does the reply name another version than the fleet's? An upstream which was restarted since the
  * last probe serves the weights that it started with. */
 static bool has_other_version(struct proxy_request *r, const char *data, size_t len)
@@ -154,14 +138,6 @@ static bool has_other_version(struct proxy_request *r, const char *data, size_t 
         if (!fleet_may_report_version(r->loop->proxy->fleet, r->scan.name, r->epoch))
             return true;
     return false;
-}
-
-static void fail_other_version(struct proxy_request *r)
-{
-    upstreams_probe_now(r->loop->proxy->upstreams);
-    PROXY_FAIL(r, ERR_UPSTREAM,
-               "%.200s replied with weights '%s', which are not the version that is served",
-               r->at->url, r->scan.name);
 }
 
 /* Fail at once: the body behind such a head may never end. A redirect may be caused by the client's
@@ -209,7 +185,9 @@ static void on_head(void *arg, const struct http_head *head)
     r->head = *head;
     r->ticket.responded = true; /* unless it fails later (proxy_upstream_failed) */
     if (process_changed(r))
-        fail_process_changed(r);
+        PROXY_FAIL(r, ERR_UPSTREAM,
+                   "%.200s was restarted: its reply may not be of the version that is served",
+                   r->at->url);
     else if (api_is_auth_error_proxied(r->at->kind, head->status))
         proxy_auth_failed(r);
     else if (!http_is_answer(head->status))
@@ -312,7 +290,10 @@ static bool on_data(void *arg, const void *data, size_t len)
     struct version_scan before = r->scan;
 
     if (has_other_version(r, data, len)) {
-        fail_other_version(r);
+        upstreams_probe_now(r->loop->proxy->upstreams);
+        PROXY_FAIL(r, ERR_UPSTREAM,
+                   "%.200s replied with weights '%s', which are not the version that is served",
+                   r->at->url, r->scan.name);
         return true;
     }
     if (r->stage == PROXY_STREAMING) {
@@ -342,7 +323,11 @@ static void on_done(void *arg, const struct http_end *end)
         http_request_stream_close(r->x, complete);
         r->x = NULL;
     } else if (api_lacks_route(r->head.status, r->body, r->len)) {
-        fail_no_route(r);
+        /* what came says neither whose answer it is nor what to do */
+        PROXY_FAIL(r, ERR_NO_ROUTE,
+                   "%.200s (%s) has no route %.160s: the request was passed on, and this engine "
+                   "does not serve it",
+                   r->at->url, upstream_kind_name(r->at->kind), r->x->path);
         return;
     } else if (add_versions(r) != 0) {
         fail_no_memory(r);
