@@ -31,36 +31,30 @@ double proof_distance_of_values(const double *a, const double *b)
 /* A copy of what is known of one, so that they are compared without the lock. */
 struct compared_one {
     struct fleet_prover *p; /* its members are not read without the lock */
-    double values[API_CANARY_VALUES];
-    struct proof_sums *sums; /* a reference; NULL: none */
-    bool is_wrong;           /* it has bytes that were not committed */
-    bool ask_again, asked_again;
+    struct fleet_prover
+        now; /* with the verdict; of its pointers only `sums` is used, a reference */
     bool is_new;
-    struct fleet_prover was; /* a copy with the verdict; its pointers are not used */
     struct err why;
 };
 
 struct compared {
     size_t n;
     struct compared_one list[FLEET_MAX];
-    enum proof_answer canaries[FLEET_MAX], sums[FLEET_MAX];
-    struct proof_verdict verdicts[FLEET_MAX], sums_verdicts[FLEET_MAX];
 };
 
 static double canary_distance(const void *arg, size_t a, size_t b)
 {
     const struct compared *c = arg;
 
-    return proof_distance_of_values(c->list[a].values, c->list[b].values);
+    return proof_distance_of_values(c->list[a].now.values, c->list[b].now.values);
 }
 
 static double sums_distance(const void *arg, size_t a, size_t b)
 {
     const struct compared *c = arg;
+    const struct proof_sums *sums = c->list[a].now.sums, *others = c->list[b].now.sums;
 
-    if (c->list[a].sums->hash == c->list[b].sums->hash)
-        return 0;
-    return proof_sums_distance(c->list[a].sums, c->list[b].sums);
+    return sums->hash == others->hash ? 0 : proof_sums_distance(sums, others);
 }
 
 /* A fenced engine keeps its last verdict. */
@@ -72,17 +66,11 @@ static void collect_locked(struct fleet_control *fc, const struct upstream_list 
     fleet_stats(fleet_of(fc), &stats);
     for (size_t i = 0; i < all->n; i++) {
         struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
-        struct compared_one *one = &c->list[c->n];
 
         if (!p->compared || !fleet_proof_is_of_version_locked(p, &stats))
             continue;
-        *one = (struct compared_one){.p = p,
-                                     .sums = proof_sums_ref(p->sums),
-                                     .is_wrong = p->has_compared && p->compared_bytes.n_wrong > 0,
-                                     .asked_again = p->asked_again};
-        memcpy(one->values, p->values, sizeof one->values);
-        c->canaries[c->n] = p->canary;
-        c->sums[c->n++] = p->checksums;
+        (void)proof_sums_ref(p->sums);
+        c->list[c->n++] = (struct compared_one){.p = p, .now = *p};
     }
 }
 
@@ -98,6 +86,12 @@ static enum proof_state state_of(const struct fleet_prover *p)
     if (canary == PROOF_UNPROVEN || sums == PROOF_UNPROVEN)
         return PROOF_UNPROVEN;
     return canary == PROOF_PROVEN || sums == PROOF_PROVEN ? PROOF_PROVEN : PROOF_UNKNOWN;
+}
+
+/* It has other bytes than were committed, which needs no majority. */
+static bool is_wrong(const struct fleet_prover *p)
+{
+    return p->has_compared && p->compared_bytes.n_wrong > 0;
 }
 
 static const char last_of_undecided[] = "find out which one is faulty, and restart it";
@@ -137,7 +131,7 @@ static void set_why(const struct fleet_prover *p, struct err *why)
     const char *remedy = remedy_of(p), *last = last_of(p);
     struct version_text version = version_text(p);
 
-    if (p->has_compared && p->compared_bytes.n_wrong > 0)
+    if (is_wrong(p))
         (void)err_set(
             why, ERR_UPSTREAM, "",
             "%zu of its parameters, one of them '%s', have other bytes than were committed "
@@ -161,34 +155,33 @@ static void set_why(const struct fleet_prover *p, struct err *why)
                       p->sums_verdict.distance, p->n_sums, version.text, remedy, last);
 }
 
-static void apply_locked(struct compared *c, size_t i)
-{
-    struct compared_one *one = &c->list[i];
-    struct fleet_prover *p = one->p;
-    enum proof_state state;
-    bool faulty;
-
-    if (one->ask_again)
-        p->canary = PROOF_PENDING;
-    p->asked_again = one->asked_again;
-    p->verdict = c->verdicts[i];
-    p->sums_verdict = c->sums_verdicts[i];
-    state = state_of(p);
-    faulty = p->verdict.faulty || p->sums_verdict.faulty;
-    if (state == p->state && faulty == p->faulty)
-        return;
-    p->state = state;
-    p->faulty = faulty;
-    p->n_results[state]++;
-    p->n_faults += faulty;
-    one->is_new = state != PROOF_UNPROVEN;
-    set_why(p, &one->why);
-    one->was = *p;
-}
-
 static void judge_canaries(struct compared *c)
 {
-    proof_judge(c->canaries, c->n, canary_tolerance, canary_distance, c, c->verdicts);
+    enum proof_answer answers[FLEET_MAX];
+    struct proof_verdict verdicts[FLEET_MAX];
+
+    for (size_t i = 0; i < c->n; i++)
+        answers[i] = c->list[i].now.canary;
+    proof_judge(answers, c->n, canary_tolerance, canary_distance, c, verdicts);
+    for (size_t i = 0; i < c->n; i++)
+        c->list[i].now.verdict = verdicts[i];
+}
+
+static void judge_sums(struct compared *c)
+{
+    enum proof_answer answers[FLEET_MAX];
+    struct proof_verdict verdicts[FLEET_MAX];
+
+    for (size_t i = 0; i < c->n; i++)
+        answers[i] = c->list[i].now.checksums;
+    proof_judge(answers, c->n, 0, sums_distance, c, verdicts);
+    for (size_t i = 0; i < c->n; i++) {
+        if (is_wrong(&c->list[i].now)) {
+            verdicts[i].state = PROOF_DIFFERS;
+            verdicts[i].faulty = true;
+        }
+        c->list[i].now.sums_verdict = verdicts[i];
+    }
 }
 
 /* An engine is faulty only by two canaries: a false alarm costs an engine, and may stop the updates
@@ -199,26 +192,15 @@ static bool must_ask_again(struct compared *c)
     bool again = false;
 
     for (size_t i = 0; i < c->n; i++) {
-        again = again || (c->verdicts[i].faulty && !c->list[i].asked_again);
-        c->list[i].asked_again = c->list[i].asked_again || c->verdicts[i].faulty;
+        struct fleet_prover *p = &c->list[i].now;
+
+        again = again || (p->verdict.faulty && !p->asked_again);
+        p->asked_again = p->asked_again || p->verdict.faulty;
     }
     for (size_t i = 0; again && i < c->n; i++)
-        if (c->canaries[i] == PROOF_VALUE || c->canaries[i] == PROOF_BROKEN) {
-            c->list[i].ask_again = true;
-            c->canaries[i] = PROOF_PENDING;
-        }
+        if (c->list[i].now.canary != PROOF_NO_VALUE)
+            c->list[i].now.canary = PROOF_PENDING;
     return again;
-}
-
-/* Committed bytes need no majority. */
-static void judge_sums(struct compared *c)
-{
-    proof_judge(c->sums, c->n, 0, sums_distance, c, c->sums_verdicts);
-    for (size_t i = 0; i < c->n; i++)
-        if (c->list[i].is_wrong) {
-            c->sums_verdicts[i].state = PROOF_DIFFERS;
-            c->sums_verdicts[i].faulty = true;
-        }
 }
 
 static void judge(struct compared *c)
@@ -227,13 +209,38 @@ static void judge(struct compared *c)
     if (must_ask_again(c))
         judge_canaries(c);
     judge_sums(c);
+    for (size_t i = 0; i < c->n; i++) {
+        struct fleet_prover *p = &c->list[i].now;
+        enum proof_state was = p->state;
+        bool was_faulty = p->faulty;
+
+        p->state = state_of(p);
+        p->faulty = p->verdict.faulty || p->sums_verdict.faulty;
+        if (p->state == was && p->faulty == was_faulty)
+            continue;
+        c->list[i].is_new = true;
+        set_why(p, &c->list[i].why);
+    }
+}
+
+static void apply_locked(const struct compared_one *one)
+{
+    struct fleet_prover *p = one->p;
+
+    p->canary = one->now.canary;
+    p->asked_again = one->now.asked_again;
+    p->verdict = one->now.verdict;
+    p->sums_verdict = one->now.sums_verdict;
+    p->state = one->now.state;
+    p->faulty = one->now.faulty;
+    p->n_results[p->state] += one->is_new;
+    p->n_faults += one->is_new && p->faulty;
 }
 
 /* reports */
 
-static void log_verdict(const struct compared_one *news)
+static void log_verdict(const struct fleet_prover *p, const struct err *why)
 {
-    const struct fleet_prover *p = &news->was;
     bool good = p->state == PROOF_PROVEN;
     struct log_rec r;
 
@@ -252,21 +259,19 @@ static void log_verdict(const struct compared_one *news)
             good || p->state == PROOF_UNKNOWN ? NULL
             : p->faulty                       ? "fenced"
                                               : "none, since no majority agrees");
-    log_str(&r, "error", news->why.code != ERR_NONE ? news->why.msg : NULL);
+    log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
     log_event(&r);
 }
 
-static void report(struct fleet_control *fc, const struct compared *c)
+static void report(struct fleet_control *fc, const struct compared_one *news)
 {
-    for (size_t i = 0; i < c->n; i++) {
-        const struct compared_one *news = &c->list[i];
+    const struct fleet_prover *p = &news->now;
 
-        if (news->is_new)
-            log_verdict(news);
-        if (news->is_new && news->was.faulty)
-            fleet_fence_served(fleet_of(fc), news->was.upstream, news->was.incarnation,
-                               news->was.serial, &news->why);
-    }
+    if (!news->is_new || p->state == PROOF_UNPROVEN)
+        return;
+    log_verdict(p, &news->why);
+    if (p->faulty)
+        fleet_fence_served(fleet_of(fc), p->upstream, p->incarnation, p->serial, &news->why);
 }
 
 /* If anything has changed meanwhile, the next look judges again. */
@@ -274,7 +279,7 @@ void fleet_proof_judge(struct fleet_control *fc)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct compared *c = NULL;
-    bool wanted;
+    bool wanted, applies;
 
     mtx_lock(&fc->lock);
     wanted = fc->proof.judge;
@@ -289,14 +294,16 @@ void fleet_proof_judge(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     judge(c);
     mtx_lock(&fc->lock);
+    applies = !fc->proof.judge;
     for (size_t i = 0; i < c->n; i++) {
-        if (!fc->proof.judge)
-            apply_locked(c, i);
-        proof_sums_unref(c->list[i].sums);
+        if (applies)
+            apply_locked(&c->list[i]);
+        proof_sums_unref(c->list[i].now.sums);
     }
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    report(fc, c);
+    for (size_t i = 0; applies && i < c->n; i++)
+        report(fc, &c->list[i]);
     free(c);
 }
 
