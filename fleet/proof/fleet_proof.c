@@ -196,16 +196,18 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     struct fleet_prover *p = arg;
     struct fleet_control *fc = p->fc;
     struct upstream_info info;
-    bool is_canary = p->query == API_GENERATE_CANARY, read;
-    enum proof_answer *answer = is_canary ? &p->canary : &p->checksums;
+    bool is_canary, read;
 
     (void)n;
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
-    p->canary_sent = p->canary_sent && !is_canary;
+    is_canary = p->sent == API_GENERATE_CANARY;
+    p->sent = API_QUERIES;
     cnd_broadcast(&fc->changed);
     read = p->asked == p->wanted && may_ask_locked(fc, p, &info);
     if (read && (is_canary || !replies->good)) {
+        enum proof_answer *answer = is_canary ? &p->canary : &p->checksums;
+
         *answer = is_canary ? read_canary(p, upstream_kind(p->upstream), replies)
                             : refused_checksums(replies);
         if (*answer == PROOF_PENDING)
@@ -228,7 +230,7 @@ static bool is_reading_checksums(const struct fleet_control *fc)
     for (size_t i = 0; i < all->n; i++) {
         const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
-        if (p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS))
+        if (p->reading || p->sent == API_GET_CHECKSUMS)
             return true;
     }
     return false;
@@ -255,7 +257,7 @@ static bool is_canary_sent_locked(const struct fleet_control *fc)
     for (size_t i = 0; i < all->n; i++) {
         const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
-        if (fc->proof.n_holds + p->n_holds > 0 && p->canary_sent && p->compared)
+        if (fc->proof.n_holds + p->n_holds > 0 && p->sent == API_GENERATE_CANARY && p->compared)
             return true;
     }
     return false;
@@ -292,24 +294,22 @@ void fleet_proof_release(struct fleet_control *fc, struct upstream *upstream)
 }
 
 /* If there is no memory for the request, it is sent at the next look. */
-static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
+static void ask(struct fleet_prover *p, enum api_query query)
 {
     bool is_canary = query == API_GENERATE_CANARY;
     struct upstream_call call = {.timeout_us = is_canary ? PROOF_CANARY_US : PROOF_CHECKSUMS_US,
                                  .text_max = is_canary ? 0 : PROOF_CHECKSUMS_NBYTES_MAX};
     struct err ignored = {0};
 
-    p->query = query;
     if (api_make_query(&call.request, upstream_kind(p->upstream), query, &ignored) == 0) {
         call.target = upstream_target(p->upstream);
-        p->asked = wanted;
         if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0) {
             upstream_fanout_keep(&p->fanout, &p->fc->proof.under_way, p->upstream);
             return;
         }
     }
     mtx_lock(&p->fc->lock);
-    p->canary_sent = false;
+    p->sent = API_QUERIES;
     cnd_broadcast(&p->fc->changed);
     mtx_unlock(&p->fc->lock);
 }
@@ -350,7 +350,6 @@ static void look_at(struct fleet_prover *p)
     struct fleet_control *fc = p->fc;
     struct upstream_info info;
     enum api_query query = API_QUERIES;
-    uint64_t wanted;
     bool may, ends;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
@@ -361,18 +360,20 @@ static void look_at(struct fleet_prover *p)
     }
     fc->proof.judge |= p->compared != (p->wanted > 0 && serves(&info));
     p->compared = p->wanted > 0 && serves(&info);
-    wanted = p->wanted;
     may = may_ask_locked(fc, p, &info);
-    ends = p->fanout != NULL && (!may || p->asked != wanted);
-    if (may && fc->proof.n_holds + p->n_holds == 0 && (ends || p->fanout == NULL))
-        query = next_query_locked(fc, p);
-    p->canary_sent = query == API_GENERATE_CANARY || (p->canary_sent && !ends);
+    ends = p->fanout != NULL && (!may || p->asked != p->wanted);
+    if (ends || p->fanout == NULL) {
+        if (may && fc->proof.n_holds + p->n_holds == 0)
+            query = next_query_locked(fc, p);
+        p->sent = query;
+        p->asked = p->wanted;
+    }
     cnd_broadcast(&fc->changed); /* for fleet_proof_await */
     mtx_unlock(&fc->lock);
     if (ends)
         upstream_fanout_cancel(p->fanout);
     if (query != API_QUERIES)
-        ask(p, query, wanted);
+        ask(p, query);
 }
 
 /* On the thread of the upstreams' loop. */
@@ -411,16 +412,7 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *ups
 bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream, struct fleet_prover *out)
 {
     mtx_lock(&fc->lock);
-    memcpy(out, &fleet_engine(upstream)->proof, offsetof(struct fleet_prover, job));
+    memcpy(out, &fleet_engine(upstream)->proof, offsetof(struct fleet_prover, fanout));
     mtx_unlock(&fc->lock);
     return out->wanted > 0;
-}
-
-void fleet_proof_counts(struct fleet_control *fc, struct upstream *upstream,
-                        uint64_t out[PROOF_STATES])
-{
-    mtx_lock(&fc->lock);
-    memcpy(out, fleet_engine(upstream)->proof.n_results,
-           sizeof fleet_engine(upstream)->proof.n_results);
-    mtx_unlock(&fc->lock);
 }

@@ -41,7 +41,7 @@ enum fleet_prove { FLEET_PROVE_NONE, FLEET_PROVE_CANARY, FLEET_PROVE_CHECKSUMS }
 /* fleet_prove_parse - "none", "canary", "checksums". Errors: ERR_BAD_REQUEST at `field`. */
 int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field, struct err *e);
 
-/* One engine. Guarded by the control's lock, up to `job`. */
+/* One engine. Guarded by the control's lock, but for the last member. */
 struct fleet_prover {
     struct fleet_control *fc;  /* immutable, and so is the next one */
     struct upstream *upstream; /* the engine itself; counted for each request and job under way */
@@ -66,21 +66,12 @@ struct fleet_prover {
     struct retry retry;
     unsigned n_faults; /* verdicts that it is faulty, with this process and version */
     uint64_t n_results[PROOF_STATES];
-    bool reading;     /* the job has `reply`, for `read_for` (of `wanted`) */
-    bool canary_sent; /* its canary is under way */
-    unsigned n_holds; /* no canary is sent meanwhile */
+    unsigned n_holds;    /* no canary is sent meanwhile */
+    bool reading;        /* a job reads checksums */
+    enum api_query sent; /* API_GENERATE_CANARY or API_GET_CHECKSUMS, while it is under way */
+    uint64_t asked;      /* `wanted` when it was sent */
 
-    /* of the job while `reading`, else of the loop's thread */
-    struct job job;
-    enum upstream_kind read_kind;
-    char *reply; /* owned */
-    size_t reply_len;
-    uint64_t read_for, read_serial, read_incarnation;
-
-    /* of the loop's thread */
-    struct upstream_fanout *fanout; /* NULL: no request is under way */
-    enum api_query query;
-    uint64_t asked; /* `wanted` when it was sent */
+    struct upstream_fanout *fanout; /* of the loop's thread; NULL: no request is under way */
 };
 
 struct fleet_provers {
@@ -139,21 +130,20 @@ struct fleet_proof_request {
     const char *upstream; /* its name; NULL: each vLLM and SGLang that serves */
     bool checksums;       /* of its parameters too */
     uint64_t timeout_us;
-    const struct life *life; /* borrowed: a server that drains does not wait */
+    const struct life *life;         /* borrowed: a server that drains does not wait */
+    const struct upstream_list *all; /* of upstreams_list: those that may be asked */
 };
 
 /* fleet_proof_ask - prove upstreams now, whatever --prove says, and wait for the verdicts. What
  * they are fleet_proof_get says; one without a verdict by then is unproven.
  * @x      the request whose client waits
- * @all    of upstreams_list: the engines that may be asked
- * @asked  [all->n], of false: those that were
+ * @asked  [r->all->n], of 0: other numbers for those that were
  * Threads: any but the loop's; no lock held. Blocks: up to timeout_us.
  * Errors: ERR_NOT_FOUND; ERR_BAD_REQUEST at /upstream: a baton; ERR_CONFLICT: another such request
  *         is under way, or no upstream that may be asked serves the fleet's version;
  *         ERR_PAUSED, ERR_ASLEEP: they may not generate; ERR_GONE, ERR_DRAINING. */
 int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
-                    const struct fleet_proof_request *r, const struct upstream_list *all,
-                    bool *asked, struct err *e);
+                    const struct fleet_proof_request *r, uint64_t *asked, struct err *e);
 
 /* fleet_proof_get - what is known of an engine's proof. Threads: any; no lock held.
  * @out  a copy of what the lock guards; its pointers are not used
@@ -164,9 +154,5 @@ bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream, struct
  * tokens of weights of which some are wrong? Threads: any; no lock held.
  * @e  clean; if true it is set: which engines, and what to do */
 bool fleet_proof_warning(struct fleet_control *fc, struct err *e);
-
-/* fleet_proof_counts - results so far, by state. Threads: any; no lock held. */
-void fleet_proof_counts(struct fleet_control *fc, struct upstream *upstream,
-                        uint64_t out[PROOF_STATES]);
 
 #endif

@@ -7,32 +7,26 @@
 
 enum { ASK_LOOK_US = 100000 }; /* between two looks at whether the client is still there */
 
-/* What is asked for. */
-struct asked {
-    const struct upstream_list *all;
-    uint64_t wanted[FLEET_MAX]; /* [all->n]; 0: it is not asked */
-};
-
-static bool is_decided_locked(const struct asked *a)
+static bool is_decided_locked(const struct upstream_list *all, const uint64_t *asked)
 {
-    for (size_t i = 0; i < a->all->n; i++) {
-        const struct fleet_prover *p = &fleet_engine(a->all->items[i])->proof;
+    for (size_t i = 0; i < all->n; i++) {
+        const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
-        if (a->wanted[i] != 0 && p->wanted == a->wanted[i] && p->state == PROOF_UNPROVEN)
+        if (asked[i] != 0 && p->wanted == asked[i] && p->state == PROOF_UNPROVEN)
             return false;
     }
     return true;
 }
 
 static int await(struct fleet_control *fc, struct http_request *x,
-                 const struct fleet_proof_request *r, const struct asked *a, uint64_t deadline_us,
+                 const struct fleet_proof_request *r, const uint64_t *asked, uint64_t deadline_us,
                  struct err *e)
 {
     bool decided = false, gone = false, stopping = false;
 
     while (!decided && !gone && !stopping && !clock_passed(deadline_us)) {
         mtx_lock(&fc->lock);
-        decided = is_decided_locked(a);
+        decided = is_decided_locked(r->all, asked);
         if (!decided)
             (void)cnd_wait(&fc->changed, &fc->lock, clock_after_us(ASK_LOOK_US));
         mtx_unlock(&fc->lock);
@@ -71,7 +65,7 @@ static int refuse_one(struct upstream *upstream, struct err *e)
 
 /* @one  NULL: each that may be asked */
 static int begin_some(struct fleet_control *fc, const struct fleet_proof_request *r,
-                      const struct upstream *one, struct asked *a, struct err *e)
+                      const struct upstream *one, uint64_t *asked, struct err *e)
 {
     struct fleet_stats stats;
     size_t n_asked = 0;
@@ -79,13 +73,13 @@ static int begin_some(struct fleet_control *fc, const struct fleet_proof_request
     fleet_stats(fleet_of(fc), &stats);
     if (fleet_check_serving(fc, &stats, e) != 0)
         return -1;
-    for (size_t i = 0; i < a->all->n; i++) {
-        struct upstream *it = a->all->items[i];
+    for (size_t i = 0; i < r->all->n; i++) {
+        struct upstream *it = r->all->items[i];
 
         if ((one != NULL && it != one) || !may_be_asked(fc, it))
             continue;
-        a->wanted[i] = fleet_proof_begin(fc, it, r->checksums);
-        n_asked += a->wanted[i] != 0;
+        asked[i] = fleet_proof_begin(fc, it, r->checksums);
+        n_asked += asked[i] != 0;
     }
     if (n_asked == 0)
         return err_set(e, ERR_CONFLICT, "",
@@ -94,7 +88,7 @@ static int begin_some(struct fleet_control *fc, const struct fleet_proof_request
     return 0;
 }
 
-static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, struct asked *a,
+static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, uint64_t *asked,
                  struct err *e)
 {
     struct upstream *one = NULL;
@@ -105,7 +99,7 @@ static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, 
     if (one != NULL && !may_be_asked(fc, one))
         rc = refuse_one(one, e);
     else
-        rc = begin_some(fc, r, one, a, e);
+        rc = begin_some(fc, r, one, asked, e);
     upstream_unref(one);
     return rc;
 }
@@ -122,11 +116,9 @@ static int refuse_second(uint64_t other_us, struct err *e)
 }
 
 int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
-                    const struct fleet_proof_request *r, const struct upstream_list *all,
-                    bool *asked, struct err *e)
+                    const struct fleet_proof_request *r, uint64_t *asked, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(r->timeout_us);
-    struct asked a = {.all = all};
     uint64_t other_us;
     int rc;
 
@@ -137,11 +129,9 @@ int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
     mtx_unlock(&fc->lock);
     if (other_us != 0)
         return refuse_second(other_us, e);
-    rc = begin(fc, r, &a, e);
+    rc = begin(fc, r, asked, e);
     if (rc == 0)
-        rc = await(fc, x, r, &a, deadline_us, e);
-    for (size_t i = 0; i < all->n; i++)
-        asked[i] = a.wanted[i] != 0;
+        rc = await(fc, x, r, asked, deadline_us, e);
     mtx_lock(&fc->lock);
     fc->proof.asking_until_us = 0;
     mtx_unlock(&fc->lock);

@@ -6,62 +6,62 @@
 
 #include <stdlib.h>
 
-/* What one reply says. */
+/* One reply, and what it says. */
 struct reading {
+    struct job job;
+    struct fleet_prover *p; /* its engine is counted */
+    enum upstream_kind kind;
+    char *reply; /* owned */
+    size_t reply_len;
+    uint64_t wanted, serial, incarnation; /* of the prover when it was asked */
     enum proof_answer answer;
     struct proof_sums *sums; /* one reference; NULL: none */
     bool has_compared;
     struct proof_compared compared;
 };
 
-static void read_reply(struct reading *out, const struct fleet_prover *p)
+static void read_reply(struct reading *r)
 {
     struct err why = {0};
     struct api_checksums sums;
 
-    *out = (struct reading){.answer = PROOF_NO_VALUE};
-    if (api_read_checksums(&sums, p->read_kind, p->reply, p->reply_len, &why) != 0) {
+    r->answer = PROOF_NO_VALUE;
+    if (api_read_checksums(&sums, r->kind, r->reply, r->reply_len, &why) != 0) {
         if (why.code == ERR_NO_MEMORY)
-            out->answer = PROOF_PENDING;
+            r->answer = PROOF_PENDING;
         return;
     }
-    out->sums = proof_sums_new(p->read_kind, &sums);
-    out->answer = out->sums != NULL ? PROOF_VALUE : PROOF_PENDING;
+    r->sums = proof_sums_new(r->kind, &sums);
+    r->answer = r->sums != NULL ? PROOF_VALUE : PROOF_PENDING;
     api_checksums_fini(&sums);
 }
 
-static struct proof_sums *before_of(struct fleet_prover *p)
-{
-    struct proof_sums *before = NULL;
-
-    mtx_lock(&p->fc->lock);
-    if (p->before_of == p->read_incarnation)
-        before = proof_sums_ref(p->before);
-    mtx_unlock(&p->fc->lock);
-    return before;
-}
-
 /* What cannot be compared now is asked for again: by then the engine may have a newer version. */
-static void compare(struct reading *r, struct fleet_prover *p)
+static void compare(struct reading *r)
 {
-    struct proof_sums *before;
+    struct fleet_control *fc = r->p->fc;
+    struct proof_sums *before = NULL;
     struct err why = {0};
 
-    if (r->answer != PROOF_VALUE || p->fc->proof.committed == NULL)
+    if (r->answer != PROOF_VALUE || fc->proof.committed == NULL)
         return;
-    before = before_of(p);
-    if (proof_committed_compare(p->fc->proof.committed, r->sums, before, p->read_serial,
-                                &r->compared, &why) == 0)
-        r->has_compared = true;
-    else
+    mtx_lock(&fc->lock);
+    if (r->p->before_of == r->incarnation)
+        before = proof_sums_ref(r->p->before);
+    mtx_unlock(&fc->lock);
+    r->has_compared = proof_committed_compare(fc->proof.committed, r->sums, before, r->serial,
+                                              &r->compared, &why) == 0;
+    if (!r->has_compared)
         r->answer = PROOF_PENDING;
-    mtx_lock(&p->fc->lock);
+    mtx_lock(&fc->lock);
     proof_sums_unref(before);
-    mtx_unlock(&p->fc->lock);
+    mtx_unlock(&fc->lock);
 }
 
-static void keep_locked(struct fleet_prover *p, struct reading *r)
+static void keep_locked(struct reading *r)
 {
+    struct fleet_prover *p = r->p;
+
     p->checksums = r->answer;
     if (r->answer == PROOF_PENDING)
         fleet_proof_retry_locked(p);
@@ -74,28 +74,28 @@ static void keep_locked(struct fleet_prover *p, struct reading *r)
     p->compared_bytes = r->compared;
     if (!r->has_compared)
         return;
-    if (p->before_of != p->read_incarnation)
+    if (p->before_of != r->incarnation)
         p->told_different = false;
     proof_sums_unref(p->before);
     p->before = proof_sums_ref(r->sums);
-    p->before_of = p->read_incarnation;
+    p->before_of = r->incarnation;
 }
 
 /* Once for each process: the engine's layout does not change. */
-static bool must_tell_locked(struct fleet_prover *p, const struct reading *r)
+static bool must_tell_locked(const struct reading *r)
 {
-    if (!r->has_compared || p->told_different || r->compared.n_different == r->compared.n_wrong)
+    if (!r->has_compared || r->p->told_different || r->compared.n_different == r->compared.n_wrong)
         return false;
-    p->told_different = true;
+    r->p->told_different = true;
     return true;
 }
 
-static void tell(struct fleet_prover *p, const struct reading *r)
+static void tell(const struct reading *r)
 {
     struct log_rec rec;
 
     log_begin(&rec, LOG_WARN, "upstream.layout");
-    log_str(&rec, "upstream", upstream_name(p->upstream));
+    log_str(&rec, "upstream", upstream_name(r->p->upstream));
     log_u64(&rec, "n_equal", r->compared.n_equal);
     log_u64(&rec, "n_different", r->compared.n_different);
     log_str(
@@ -105,55 +105,62 @@ static void tell(struct fleet_prover *p, const struct reading *r)
     log_event(&rec);
 }
 
+static void reading_free(struct reading *r)
+{
+    upstream_unref(r->p->upstream);
+    free(r->reply);
+    free(r);
+}
+
 static void read_job(void *arg)
 {
-    struct fleet_prover *p = arg;
+    struct reading *r = arg;
+    struct fleet_prover *p = r->p;
     struct fleet_control *fc = p->fc;
-    struct reading r;
     bool keeps, tells;
 
-    read_reply(&r, p);
-    compare(&r, p);
-    free(p->reply);
+    read_reply(r);
+    compare(r);
     mtx_lock(&fc->lock);
-    p->reply = NULL;
-    keeps = p->wanted == p->read_for;
+    keeps = p->wanted == r->wanted;
     if (keeps)
-        keep_locked(p, &r);
-    tells = keeps && must_tell_locked(p, &r);
-    proof_sums_unref(r.sums);
+        keep_locked(r);
+    tells = keeps && must_tell_locked(r);
+    proof_sums_unref(r->sums);
     p->reading = false;
     fc->proof.judge = true;
     mtx_unlock(&fc->lock);
     if (tells)
-        tell(p, &r);
+        tell(r);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
-    upstream_unref(p->upstream);
+    reading_free(r);
 }
 
 void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
 {
     struct fleet_control *fc = p->fc;
+    struct reading *r = calloc(1, sizeof *r);
     struct err ignored = {0};
 
-    p->read_kind = upstream_kind(p->upstream);
-    p->reply = reply->text;
-    p->reply_len = reply->text_len;
+    if (r == NULL) /* it is asked again at the next look */
+        return;
+    *r = (struct reading){.job = {.run = read_job, .arg = r},
+                          .p = p,
+                          .kind = upstream_kind(p->upstream),
+                          .reply = reply->text,
+                          .reply_len = reply->text_len};
     reply->text = NULL;
-    p->job = (struct job){.run = read_job, .arg = p};
-    (void)upstream_ref(p->upstream); /* until the job ends */
+    (void)upstream_ref(p->upstream);
     mtx_lock(&fc->lock);
     p->reading = true;
-    p->read_for = p->asked;
-    p->read_serial = p->serial;
-    p->read_incarnation = p->incarnation;
+    r->wanted = p->asked;
+    r->serial = p->serial;
+    r->incarnation = p->incarnation;
     mtx_unlock(&fc->lock);
-    if (workers_post(fc->cfg.blocking, &p->job, WORKERS_URGENT, &ignored) == 0)
+    if (workers_post(fc->cfg.blocking, &r->job, WORKERS_URGENT, &ignored) == 0)
         return;
-    free(p->reply);
     mtx_lock(&fc->lock);
-    p->reply = NULL;
     p->reading = false;
     mtx_unlock(&fc->lock);
-    upstream_unref(p->upstream); /* not the last one: on_reply has its own */
+    reading_free(r); /* its reference is not the last one: on_reply has its own */
 }

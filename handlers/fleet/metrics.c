@@ -35,13 +35,14 @@ static void read_rows(struct app *app, struct rows *out)
 
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
+        struct fleet_prover proof;
 
         if (upstream_is_removed(it))
             continue;
         out->items[out->n].name = upstream_name(it);
         fleet_info(upstreams_fleet(app->fleet->upstreams), it, &out->items[out->n].info);
-        fleet_proof_counts(app->fleet->control, it, out->items[out->n].n_proofs);
-        out->n++;
+        (void)fleet_proof_get(app->fleet->control, it, &proof);
+        memcpy(out->items[out->n++].n_proofs, proof.n_results, sizeof proof.n_results);
     }
 }
 

@@ -20,7 +20,8 @@ static int parse(struct fleet_proof_request *out, const struct app *app, const j
 {
     uint64_t timeout_s = PROVE_S_DEFAULT;
 
-    *out = (struct fleet_proof_request){.checksums = true, .life = app->life};
+    out->checksums = true;
+    out->life = app->life;
     if (body_str(&out->upstream, body, "", "upstream", e) != 0 ||
         body_bool(&out->checksums, body, "", "checksums", e) != 0 ||
         body_u64(&timeout_s, body, "", "timeout_s", 1, PROVE_S_MAX, e) != 0)
@@ -50,13 +51,13 @@ static bool has_equal_checksums(const json_t *row)
 
 /* @asked  [all->n] */
 static json_t *answer_json(const struct app *app, const struct upstream_list *all,
-                           const bool *asked)
+                           const uint64_t *asked)
 {
     json_t *list = json_array();
     size_t n_proven = 0, n_checksums = 0;
 
     for (size_t i = 0; i < all->n; i++) {
-        json_t *row = asked[i] ? fleet_upstream_json(app, all->items[i]) : NULL;
+        json_t *row = asked[i] != 0 ? fleet_upstream_json(app, all->items[i]) : NULL;
 
         n_proven += is_proven(row);
         n_checksums += has_equal_checksums(row);
@@ -70,11 +71,11 @@ static json_t *answer_json(const struct app *app, const struct upstream_list *al
 static int prove(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
-    struct fleet_proof_request r;
-    bool asked[FLEET_MAX] = {false};
+    struct fleet_proof_request r = {.all = all};
+    uint64_t asked[FLEET_MAX] = {0};
 
     if (parse(&r, app, body->json, e) != 0 ||
-        fleet_proof_ask(app->fleet->control, x, &r, all, asked, e) != 0)
+        fleet_proof_ask(app->fleet->control, x, &r, asked, e) != 0)
         return -1;
     reply_json(x, 200, answer_json(app, all, asked));
     return 0;
