@@ -1,4 +1,5 @@
-/* Makes and frees a fleet's control plane, and does what follows when a lease ends. */
+/* Makes and frees a fleet's control plane, and looks at it again and again: at what engines lack,
+ * and at leases that end. */
 #include "fleet/fleet_root.h"
 
 #include "base/log.h"
@@ -6,11 +7,13 @@
 
 #include <stdlib.h>
 
-enum { EXPIRY_RETRY_US = 1000000 };
+enum {
+    LOOK_INTERVAL_US = 250000, /* between two looks */
+    EXPIRY_RETRY_US = 1000000
+};
 
-static void on_reschedule(void *arg);
-static void on_expiry(void *arg);
-static void expiry_run(void *arg);
+static void look(void *arg);
+static void expire(struct fleet_control *fc);
 
 static void engine_free(struct fleet_engine *engine)
 {
@@ -26,8 +29,8 @@ int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
 
     if (engine == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an upstream");
-    engine->reconcile.fc = engine->proof.fc = fc;
-    engine->reconcile.upstream = engine->proof.upstream = upstream;
+    engine->task.fc = engine->proof.fc = fc;
+    engine->task.upstream = engine->proof.upstream = upstream;
     upstream_set_control(upstream, engine, engine_free);
     return 0;
 }
@@ -44,10 +47,10 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
     pause_init(&fc->pause);
-    fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
-    fc->expiry.timer = (struct loop_timer){.fire = on_expiry, .arg = fc};
+    fc->item = (struct loop_item){.run = look, .arg = fc};
+    fc->timer = (struct loop_timer){.fire = look, .arg = fc};
+    fc->expiry = (struct fleet_task){.fc = fc, .work = expire};
     fleet_reconcile_init(fc);
-    fleet_gate_init(fc);
     if (fleet_proof_init(fc, e) != 0 ||
         upstreams_on_joined(fc->upstreams, fleet_engine_join, fc, e) != 0) {
         fleet_proof_fini(fc);
@@ -76,45 +79,6 @@ void fleet_control_free(struct fleet_control *fc)
 }
 
 /* leases */
-
-static uint64_t due_locked(const struct fleet_control *fc)
-{
-    uint64_t due = fc->pause.lease.end_us;
-    const struct fleet_session *s = fc->session;
-
-    if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
-        s->phase != UPDATE_VERIFYING && s->lease.end_us < due)
-        due = s->lease.end_us;
-    return fc->expiry.running ? CLOCK_NEVER : due;
-}
-
-static void on_reschedule(void *arg)
-{
-    struct fleet_control *fc = arg;
-    uint64_t due;
-
-    mtx_lock(&fc->lock);
-    due = due_locked(fc);
-    mtx_unlock(&fc->lock);
-    if (due == CLOCK_NEVER)
-        loop_timer_cancel(upstreams_loop(fc->upstreams), &fc->expiry.timer);
-    else
-        loop_timer_set(upstreams_loop(fc->upstreams), &fc->expiry.timer, due);
-}
-
-/* The work blocks on engines, so it is a job. The job is refused only when the executor has
- * stopped: then the server stops, and no lease matters. */
-static void on_expiry(void *arg)
-{
-    struct fleet_control *fc = arg;
-    struct err ignored = {0};
-
-    mtx_lock(&fc->lock);
-    fc->expiry.running = true;
-    fc->expiry.job = (struct job){.run = expiry_run, .arg = fc};
-    mtx_unlock(&fc->lock);
-    (void)workers_post(fc->cfg.executor, &fc->expiry.job, WORKERS_URGENT, &ignored);
-}
 
 static void expire_session(struct fleet_control *fc)
 {
@@ -156,14 +120,38 @@ static void expire_pause(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
 }
 
-static void expiry_run(void *arg)
+static void expire(struct fleet_control *fc)
+{
+    expire_session(fc);
+    expire_pause(fc);
+}
+
+static bool has_expired_lease(struct fleet_control *fc)
+{
+    bool expired;
+
+    mtx_lock(&fc->lock);
+    expired = fleet_pause_expired_locked(fc) ||
+              (fc->session != NULL && fleet_lease_expired_locked(fc->session));
+    mtx_unlock(&fc->lock);
+    return expired;
+}
+
+/* what follows from the passing of time, and from what engines report */
+
+/* On the thread of the upstreams' loop. What waits for engines is a job. */
+static void look(void *arg)
 {
     struct fleet_control *fc = arg;
 
-    expire_session(fc);
-    expire_pause(fc);
-    mtx_lock(&fc->lock);
-    fc->expiry.running = false;
-    mtx_unlock(&fc->lock);
-    fleet_reschedule(fc);
+    if (has_expired_lease(fc))
+        fleet_task_start(&fc->expiry);
+    fleet_reconcile_look(fc);
+    loop_timer_set(upstreams_loop(fc->upstreams), &fc->timer, clock_after_us(LOOK_INTERVAL_US));
+}
+
+void fleet_control_watch(struct fleet_control *fc)
+{
+    loop_post(upstreams_loop(fc->upstreams), &fc->item);
+    fleet_proof_watch(fc);
 }

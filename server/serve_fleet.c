@@ -11,7 +11,6 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "fleet/update/fleet_coverage.h"
-#include "fleet/want/fleet_reconcile.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
 #include "server/listeners.h"
@@ -198,7 +197,7 @@ static int serve_upstreams(struct server *s, struct err *e)
 {
     if (listeners_open(&s->listeners, &s->app, s->life.boot_id, e) != 0)
         return -1;
-    fleet_reconcile_start(s->fleet.control);
+    fleet_control_watch(s->fleet.control);
     return upstreams_start(s->fleet.upstreams, e);
 }
 
@@ -241,7 +240,7 @@ bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap)
         return false;
     }
     warn_of_min_ready(fleet->upstreams);
-    fleet_reconcile_start(fleet->control);
+    fleet_control_watch(fleet->control);
     fleet_stats(upstreams_fleet(fleet->upstreams), &s);
     (void)snprintf(text, cap, "read: %zu upstreams, of which %zu must serve", s.n_upstreams,
                    s.min_ready);

@@ -199,13 +199,6 @@ int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, s
     return rc;
 }
 
-/* leases (fleet/fleet_root.c) */
-
-void fleet_reschedule(struct fleet_control *fc)
-{
-    loop_post(upstreams_loop(fc->upstreams), &fc->expiry.reschedule);
-}
-
 bool fleet_pause_expired_locked(const struct fleet_control *fc)
 {
     return lease_timer_expired(&fc->pause.lease);

@@ -33,26 +33,10 @@ struct fleet_quiesce {
     uint64_t order;               /* of the last decision; grows with each */
 };
 
-/* The pause, the resume, the sleep and the wake of one engine (fleet/want/fleet_gate.c). */
+/* The pause of one engine (fleet/want/fleet_gate.c). */
 struct fleet_gate {
-    struct retry retry, sleep_retry;
     bool suspended; /* it must run for a resync */
     bool for_fence; /* it was paused because it is fenced, which was logged */
-    bool told;      /* its last request failed, which was logged */
-};
-
-struct fleet_gates {
-    bool running, sleeping; /* the job is posted; that of the sleeps is */
-
-    struct job job, sleep_job; /* of the loop's thread, and so are the next two */
-    struct loop_item item;
-    struct loop_timer timer;
-};
-
-struct fleet_own_updates {
-    bool running; /* the job is posted */
-
-    struct job job; /* of the loop's thread */
 };
 
 /* What the engines joined for transfers (fleet/calls/fleet_transfer.h). */
@@ -62,27 +46,13 @@ struct fleet_transfer {
     struct fleet_handles handles;
 };
 
-/* Reconciling one engine (fleet/want/fleet_reconcile.h). */
-struct fleet_reconciler {
-    struct fleet_control *fc;  /* immutable, and so is the next one */
-    struct upstream *upstream; /* the engine itself; counted while `running` */
-    struct job job;            /* of cfg.executor; posted while `running` */
-    bool running;
-};
-
-struct fleet_reconcilers {
-    struct loop_item item; /* of the loop's thread, and so is the next one */
-    struct loop_timer timer;
-};
-
 /* What is known of one upstream beside its state in rotation; a part of it. Guarded by the
  * control's lock, but for what a line says. */
 struct fleet_engine {
     struct fleet_gate gate;
-    struct fleet_reconciler reconcile;
+    struct retry retry[ASPECTS_OF_ALL]; /* fleet_aspect_tried_locked */
+    struct fleet_task task;             /* what it needs besides (fleet/want/fleet_reconcile.h) */
     struct fleet_prover proof;
-
-    struct retry own_update; /* of fleet_own_updates_look */
 
     struct retry repair;         /* of the hand-off's thread, and so is the next one */
     struct window_reader window; /* of an SGLang */
@@ -92,14 +62,6 @@ static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)
 {
     return upstream_control(upstream);
 }
-
-/* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.executor. */
-struct fleet_expiry {
-    struct loop_item reschedule;
-    struct loop_timer timer;
-    struct job job;
-    bool running; /* the job is posted; guarded by the control's lock */
-};
 
 struct fleet_control {
     struct mtx lock;    /* rank MTX_UPDATES; guards down to the blank line */
@@ -112,21 +74,21 @@ struct fleet_control {
     struct fleet_session *starting;  /* one reference; a copy of it, as it began; NULL: none */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
-    struct fleet_gates gates;
-    struct fleet_own_updates own_updates;
     struct fleet_sleep sleep;
     struct fleet_spec *spec;       /* one reference; NULL: the model's tensors are not known */
     const char *coverage;          /* static: of the last committed update; NULL: there was none */
     struct fleet_session *cut_off; /* of `ended`: a push that requests cannot name, aborted before
                                       its trainer ended it; NULL: none, or fleet_begin_push came */
     struct fleet_transfer transfer;
-    struct fleet_reconcilers reconcile;
     struct fleet_provers proof;
 
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */
 
-    struct fleet_expiry expiry; /* of the loop's thread, but for `running` */
+    struct fleet_task tasks[ASPECTS_OF_ALL], expiry; /* of the loop's thread, but for `running`,
+                                                        and so are the next two */
+    struct loop_item item;
+    struct loop_timer timer; /* of the next look at all engines and leases (fleet/fleet_root.c) */
 };
 
 /* fleet_engine_join - make that part of an engine that joins. @arg  struct fleet_control
@@ -159,22 +121,9 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstr
  */
 bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream *upstream);
 
-/* fleet_gate_watch - from now on pause, resume, wake and put to sleep engines that are not as the
- * others are, and pause those that are fenced (--pause-fenced). Before upstreams_start, or later.
- * Repeating is harmless.
- * fleet_gate_drive - that, once. Blocks: for the pause lock, then up to three times 2 s, and twice
- * FLEET_STEP_US.
- * No lock held. */
-void fleet_gate_init(struct fleet_control *fc); /* part of fleet_control_new */
-void fleet_gate_watch(struct fleet_control *fc);
-void fleet_gate_drive(struct fleet_control *fc);
-
 /* fleet_gate_is_kept - must a resume for all engines leave this one out? One that is fenced may
  * have part of an update. With --pause-fenced it counts as paused for its fence. */
 bool fleet_gate_is_kept(struct fleet_control *fc, struct upstream *upstream);
-
-/* fleet_gate_differs_locked - is it about to be paused or resumed? */
-bool fleet_gate_differs_locked(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_gate_suspend - on: resume an engine that is paused for its fence, and let it run, since a
  * resync makes it generate, unless the fleet is paused by now; off: the resync has ended. Blocks:
@@ -182,11 +131,8 @@ bool fleet_gate_differs_locked(struct fleet_control *fc, struct upstream *upstre
 void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, bool on);
 
 /* fleet_close_own_updates - ask batons whether they have an update open, and abort it. The caller
- * owns the update lock. Blocks: up to the time of a step and FLEET_ABORT_US.
- * fleet_own_updates_look - do it, later, where one of this server is left over. Of the loop's
- * thread. */
+ * owns the update lock. Blocks: up to the time of a step and FLEET_ABORT_US. */
 void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *batons, size_t n);
-void fleet_own_updates_look(struct fleet_control *fc);
 
 /* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
 bool fleet_pause_expired_locked(const struct fleet_control *fc);
@@ -196,9 +142,6 @@ bool fleet_pause_expired_locked(const struct fleet_control *fc);
 /* fleet_apply_quiesce - from the state as it is now: do engines get probes that generate a token,
  * are engines that missed a pause out of rotation, do new generates wait here? No lock held. */
 void fleet_apply_quiesce(struct fleet_control *fc);
-
-/* fleet_reschedule - a lease has changed. Threads: any. Blocks: no. */
-void fleet_reschedule(struct fleet_control *fc);
 
 /* fleet_expire_update - abort, if its lease has still expired when the lock is taken. Blocks. */
 void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s);

@@ -256,19 +256,18 @@ int fleet_may_resync(struct fleet *f, struct upstream *upstream, struct err *e);
 int fleet_resync(struct fleet *f, struct upstream *upstream, const struct upstream_report *report,
                  struct err *e);
 
-/* What an engine needs besides the bytes of the weights, in the order in which it gets it. */
+/* What an engine needs besides the bytes of the weights. */
 enum fleet_need {
-    NEED_NOTHING,
     NEED_CACHES,   /* without entries of other weights */
     NEED_ADAPTERS, /* those of the fleet, and no others */
     NEED_NAME,     /* the last name of the version that it serves */
     FLEET_NEEDS
 };
 
-/* fleet_needs - what does it need first that may be tried now?
- * fleet_need_tried - that was; of NEED_CACHES fleet_caches_end tells it. @why  it failed; clean: it
+/* fleet_needs - does it need that, and may it be tried now?
+ * fleet_need_tried - it was; of NEED_CACHES fleet_caches_end tells it. @why  it failed; clean: it
  * did not */
-enum fleet_need fleet_needs(struct fleet *f, struct upstream *upstream);
+bool fleet_needs(struct fleet *f, struct upstream *upstream, enum fleet_need which);
 void fleet_need_tried(struct fleet *f, struct upstream *upstream, enum fleet_need which,
                       const struct err *why);
 

@@ -41,19 +41,17 @@ void fleet_caches_end(struct fleet *f, struct upstream *u, uint64_t number, cons
     fleet_change_end(f);
 }
 
-enum fleet_need fleet_needs(struct fleet *f, struct upstream *u)
+bool fleet_needs(struct fleet *f, struct upstream *u, enum fleet_need which)
 {
-    enum fleet_need need = NEED_NOTHING;
+    bool needs;
 
     mtx_lock(&f->lock);
-    if (fleet_has_stale_caches(u) && retry_is_due(&u->needs[NEED_CACHES].retry))
-        need = NEED_CACHES;
-    else if (u->n_differ > 0 && retry_is_due(&u->needs[NEED_ADAPTERS].retry))
-        need = NEED_ADAPTERS;
-    else if (fleet_awaits_name(u) && retry_is_due(&u->needs[NEED_NAME].retry))
-        need = NEED_NAME;
+    needs = (which == NEED_CACHES     ? fleet_has_stale_caches(u)
+             : which == NEED_ADAPTERS ? u->n_differ > 0
+                                      : fleet_awaits_name(u)) &&
+            retry_is_due(&u->needs[which].retry);
     mtx_unlock(&f->lock);
-    return need;
+    return needs;
 }
 
 void fleet_need_tried(struct fleet *f, struct upstream *u, enum fleet_need which,

@@ -56,7 +56,6 @@ static int abort_session(struct fleet_control *fc, struct fleet_session *s, cons
     if (fleet_update_is_open(fc, s))
         fleet_abort_with_lock(fc, s, why);
     fleet_abort_unlock(fc);
-    fleet_reschedule(fc);
     if (s->phase == UPDATE_COMMITTED) /* as it stays: it has ended */
         return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
     return 0;
@@ -140,7 +139,6 @@ bool fleet_abort_unused_update(struct fleet_control *fc, const struct actor *act
         if (unused)
             fleet_abort_with_lock(fc, s, &why);
         fleet_abort_unlock(fc);
-        fleet_reschedule(fc);
     }
     if (s != NULL)
         fleet_unref(fc, s);

@@ -163,7 +163,6 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
     rc = renew_locked(s, (uint32_t)lease_s, e);
     mtx_unlock(&fc->lock);
     if (rc == 0) {
-        fleet_reschedule(fc);
         rc = fleet_request(fc, API_RENEW_UPDATE, b.targets, b.n, FLEET_QUERY_US, &results, e);
     }
     return rc == 0 && fleet_results_ok(&results, e) ? 0 : -1;

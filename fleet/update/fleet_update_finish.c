@@ -349,7 +349,6 @@ int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const
         return -1;
     rc = finish_with_lock(fc, s, label, checksums, commit, e);
     fleet_op_unlock(fc);
-    fleet_reschedule(fc);
     return rc;
 }
 

@@ -162,7 +162,6 @@ static void sending_end(struct fleet_control *fc, struct fleet_session *s)
     lease_timer_renew(&s->lease);
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    fleet_reschedule(fc);
 }
 
 /* An engine that has not joined the trainer's group gets nothing of what it broadcasts. From now on

@@ -289,6 +289,5 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
     if (rc == 0 && req->handoff == 0)
         log_started(*out);
     fleet_op_unlock(fc);
-    fleet_reschedule(fc);
     return rc;
 }

@@ -4,11 +4,6 @@
  */
 #include "fleet/calls/fleet_priv.h"
 
-enum {
-    OWN_RETRY_US = 500000,      /* after the first attempt that failed ... */
-    OWN_RETRY_MAX_US = 10000000 /* ... and at most */
-};
-
 /* Its id may be unknown here, because an answer was lost, so the baton is asked first. It refuses
  * the abort of one that it is about to commit. */
 void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *batons, size_t n)
@@ -43,80 +38,38 @@ void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *b
 }
 
 /* One that this server has begun. While an update is open, that one's end decides. */
-static bool must_close_locked(struct fleet_control *fc, struct upstream *upstream)
+bool fleet_own_update_differs_locked(struct fleet_control *fc, struct upstream *upstream,
+                                     const struct upstream_info *info)
 {
-    struct upstream_info info;
-
-    fleet_info(fleet_of(fc), upstream, &info);
-    return upstream_caps_of(upstream)->two_phase && !info.removed && info.alive &&
-           (info.have.own == OWN_UNKNOWN || info.have.own == OWN_OPEN) && fc->session == NULL &&
+    return upstream_caps_of(upstream)->two_phase && !info->removed && info->alive &&
+           (info->have.own == OWN_UNKNOWN || info->have.own == OWN_OPEN) && fc->session == NULL &&
            fc->starting == NULL && fc->releasing == NULL &&
-           retry_is_due(&fleet_engine(upstream)->own_update);
-}
-
-/* @out  [FLEET_MAX]. Returns: how many. */
-static size_t select_batons(struct fleet_control *fc, const struct upstream_list *all,
-                            struct upstream **out)
-{
-    size_t n = 0;
-
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < all->n; i++)
-        if (must_close_locked(fc, all->items[i]))
-            out[n++] = all->items[i];
-    mtx_unlock(&fc->lock);
-    return n;
-}
-
-static void note_attempts(struct fleet_control *fc, struct upstream *const *batons, size_t n)
-{
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++) {
-        struct retry *r = &fleet_engine(batons[i])->own_update;
-
-        if (upstream_have(batons[i]).own == OWN_CLOSED)
-            retry_clear(r);
-        else
-            retry_failed(r, OWN_RETRY_US, OWN_RETRY_MAX_US);
-    }
-    mtx_unlock(&fc->lock);
+           retry_is_due(&fleet_engine(upstream)->retry[ASPECT_OWN_UPDATE]);
 }
 
 /* Whatever has the lock is over soon, or closes them itself. */
-static void run(void *arg)
-{
-    struct fleet_control *fc = arg;
-    upstream_list_auto *all = upstreams_list(fc->upstreams);
-    struct upstream *batons[FLEET_MAX];
-    struct err ignored = {0};
-    size_t n;
-
-    if (fleet_expiry_lock(fc, "the abort of an earlier update", &ignored) == 0) {
-        n = select_batons(fc, all, batons);
-        fleet_close_own_updates(fc, batons, n);
-        note_attempts(fc, batons, n);
-        fleet_abort_unlock(fc);
-    }
-    mtx_lock(&fc->lock);
-    fc->own_updates.running = false;
-    mtx_unlock(&fc->lock);
-}
-
-/* The job is refused only when the server stops. */
-void fleet_own_updates_look(struct fleet_control *fc)
+void fleet_own_updates_drive(struct fleet_control *fc)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
-    struct upstream *batons[FLEET_MAX];
+    struct upstream *batons[FLEET_MAX] = {NULL};
+    struct upstream_info info;
     struct err ignored = {0};
-    bool starts;
+    size_t n = 0;
 
-    starts = select_batons(fc, all, batons) > 0;
-    mtx_lock(&fc->lock);
-    starts = starts && !fc->own_updates.running;
-    fc->own_updates.running |= starts;
-    mtx_unlock(&fc->lock);
-    if (!starts)
+    if (fleet_expiry_lock(fc, "the abort of an earlier update", &ignored) != 0)
         return;
-    fc->own_updates.job = (struct job){.run = run, .arg = fc};
-    (void)workers_post(fc->cfg.executor, &fc->own_updates.job, WORKERS_URGENT, &ignored);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < all->n; i++) {
+        fleet_info(fleet_of(fc), all->items[i], &info);
+        if (fleet_own_update_differs_locked(fc, all->items[i], &info))
+            batons[n++] = all->items[i];
+    }
+    mtx_unlock(&fc->lock);
+    fleet_close_own_updates(fc, batons, n);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fleet_aspect_tried_locked(&fleet_engine(batons[i])->retry[ASPECT_OWN_UPDATE],
+                                  upstream_have(batons[i]).own == OWN_CLOSED);
+    mtx_unlock(&fc->lock);
+    fleet_abort_unlock(fc);
 }

@@ -56,8 +56,6 @@ static bool acknowledge_pause(struct fleet_control *fc, uint64_t n_aborted)
         pause_acknowledge(&fc->pause);
     }
     mtx_unlock(&fc->lock);
-    if (pending)
-        fleet_reschedule(fc);
     return pending;
 }
 
@@ -68,7 +66,6 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
     if (pause_is_pending(&fc->pause))
         pause_undo(&fc->pause, before);
     mtx_unlock(&fc->lock);
-    fleet_reschedule(fc);
 }
 
 /* Resume the engines that paused, or may have; not those that the open update keeps paused. One
@@ -274,7 +271,6 @@ static bool note_resume(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     if (was)
         log_pause(fc, "resume", &before);
-    fleet_reschedule(fc);
     return was;
 }
 
@@ -283,7 +279,6 @@ static void note_resume_failed(struct fleet_control *fc)
     mtx_lock(&fc->lock);
     pause_fail_resume(&fc->pause);
     mtx_unlock(&fc->lock);
-    fleet_reschedule(fc);
 }
 
 /* An engine that an earlier server left paused, and that does not report it, is down because it

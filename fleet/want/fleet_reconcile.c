@@ -1,259 +1,128 @@
-/* One job for each engine, which holds no thread while it waits. They take no operation lock: a
- * trainer's load may come at any moment, and is newer than what a job is doing; where the two
- * overlap, what the engine has is unknown (fleet/members/have.h). */
+/* The table of aspects, and the jobs that it starts. */
 #include "fleet/want/fleet_reconcile.h"
 
-#include "base/log.h"
 #include "fleet/calls/fleet_priv.h"
-#include "fleet/want/fleet_cache.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-enum {
-    RECONCILE_INTERVAL_US = 250000, /* between two checks of all engines */
-    RECONCILE_NAME_US = 1000000     /* operations wait for each of two requests */
-};
-
-static void on_timer(void *arg);
-static void reconcile_run(void *arg);
-
-void fleet_reconcile_init(struct fleet_control *fc)
+/* What it needs besides the weights it gets while it runs, and stays so. */
+static bool needs_locked(struct fleet_control *fc, struct upstream *upstream,
+                         const struct upstream_info *info, enum fleet_need which)
 {
-    fc->reconcile.item = (struct loop_item){.run = on_timer, .arg = fc};
-    fc->reconcile.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
+    return info->alive && !info->removed && !info->may_sleep && !fc->sleep.weights &&
+           !fc->sleep.kv && fleet_needs(fleet_of(fc), upstream, which) &&
+           !fleet_engine_is_held_locked(fc, upstream) &&
+           !fleet_pause_differs_locked(fc, upstream, info);
 }
 
-void fleet_reconcile_start(struct fleet_control *fc)
+static bool caches_differ_locked(struct fleet_control *fc, struct upstream *upstream,
+                                 const struct upstream_info *info)
 {
-    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile.item);
-    fleet_proof_watch(fc);
-    fleet_gate_watch(fc);
+    return needs_locked(fc, upstream, info, NEED_CACHES);
+}
+
+static bool adapters_differ_locked(struct fleet_control *fc, struct upstream *upstream,
+                                   const struct upstream_info *info)
+{
+    return needs_locked(fc, upstream, info, NEED_ADAPTERS);
+}
+
+static bool name_differs_locked(struct fleet_control *fc, struct upstream *upstream,
+                                const struct upstream_info *info)
+{
+    return needs_locked(fc, upstream, info, NEED_NAME);
+}
+
+/* Each row has one of `drive` and `give`. */
+static const struct {
+    fleet_differs_fn *differs_locked;
+    void (*drive)(struct fleet_control *fc);
+    bool (*give)(struct fleet_control *fc, struct upstream *upstream);
+} aspects[ASPECTS] = {
+    [ASPECT_PAUSE] = {fleet_pause_differs_locked, .drive = fleet_pause_drive},
+    [ASPECT_SLEEP] = {fleet_sleep_differs_locked, .drive = fleet_sleep_drive},
+    [ASPECT_OWN_UPDATE] = {fleet_own_update_differs_locked, .drive = fleet_own_updates_drive},
+    [ASPECT_CACHES] = {caches_differ_locked, .give = fleet_give_caches},
+    [ASPECT_ADAPTERS] = {adapters_differ_locked, .give = fleet_give_adapter},
+    [ASPECT_NAME] = {name_differs_locked, .give = fleet_give_name},
+};
+
+/* The first aspect from `from` in which the engine differs. ASPECTS: there is none. */
+static enum aspect next_differing(struct fleet_control *fc, struct upstream *upstream,
+                                  enum aspect from)
+{
+    struct upstream_info info;
+    enum aspect a = from;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    mtx_lock(&fc->lock);
+    while (a < ASPECTS && !aspects[a].differs_locked(fc, upstream, &info))
+        a++;
+    mtx_unlock(&fc->lock);
+    return a;
 }
 
 /* jobs */
 
-static bool may_start_locked(struct fleet_control *fc, struct upstream *upstream)
-{
-    return !fleet_engine(upstream)->reconcile.running && !fc->sleep.weights && !fc->sleep.kv &&
-           !fleet_engine_is_held_locked(fc, upstream) && !fleet_gate_differs_locked(fc, upstream) &&
-           fleet_needs(fleet_of(fc), upstream) != NEED_NOTHING;
-}
-
 /* It may be gone with its engine afterwards. */
-static void end_job(struct fleet_reconciler *f)
+static void end_task(struct fleet_task *task)
 {
-    struct fleet_control *fc = f->fc;
+    struct fleet_control *fc = task->fc;
 
     mtx_lock(&fc->lock);
-    f->running = false;
+    task->running = false;
     mtx_unlock(&fc->lock);
-    upstream_unref(f->upstream);
+    upstream_unref(task->upstream);
 }
 
-static void check_one(struct fleet_control *fc, struct upstream *upstream)
+static void run(void *arg)
 {
-    struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
-    struct upstream_info info;
+    struct fleet_task *task = arg;
+    enum aspect a;
+
+    if (task->upstream == NULL)
+        task->work(task->fc);
+    else
+        do
+            a = next_differing(task->fc, task->upstream, ASPECTS_OF_ALL);
+        while (a < ASPECTS && aspects[a].give(task->fc, task->upstream));
+    end_task(task);
+}
+
+void fleet_task_start(struct fleet_task *task)
+{
+    struct fleet_control *fc = task->fc;
     struct err ignored = {0};
     bool starts;
 
-    fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
-    starts = info.alive && !info.removed && !info.may_sleep && may_start_locked(fc, upstream);
-    if (starts) {
-        f->running = true;
-        (void)upstream_ref(upstream); /* until end_job */
-    }
+    starts = !task->running;
+    task->running = true;
+    if (starts && task->upstream != NULL)
+        (void)upstream_ref(task->upstream); /* until end_task */
     mtx_unlock(&fc->lock);
     if (!starts)
         return;
-    f->job = (struct job){.run = reconcile_run, .arg = f};
-    if (workers_post(fc->cfg.executor, &f->job, WORKERS_URGENT, &ignored) != 0)
-        end_job(f);
+    task->job = (struct job){.run = run, .arg = task};
+    if (workers_post(fc->cfg.executor, &task->job, WORKERS_URGENT, &ignored) != 0)
+        end_task(task);
 }
 
-/* On the thread of the upstreams' loop. */
-static void on_timer(void *arg)
+void fleet_reconcile_init(struct fleet_control *fc)
 {
-    struct fleet_control *fc = arg;
-    struct upstream_list *all = upstreams_list(fc->upstreams);
-
-    for (size_t i = 0; i < all->n; i++)
-        check_one(fc, all->items[i]);
-    upstream_list_unref(all);
-    loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile.timer,
-                   clock_after_us(RECONCILE_INTERVAL_US));
+    for (enum aspect a = 0; a < ASPECTS_OF_ALL; a++)
+        fc->tasks[a] = (struct fleet_task){.fc = fc, .work = aspects[a].drive};
 }
 
-/* caches */
-
-static void log_cache_reset(struct upstream *upstream)
+void fleet_reconcile_look(struct fleet_control *fc)
 {
-    struct log_rec r;
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
 
-    log_begin(&r, LOG_INFO, "fleet.cache_reset");
-    log_str(&r, "upstream", upstream_name(upstream));
-    log_end(&r);
-}
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
+        enum aspect a = 0;
 
-/* adapters */
-
-static void log_task(struct upstream *upstream, const struct fleet_adapter_task *task,
-                     const struct err *why)
-{
-    struct log_rec r;
-
-    log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
-              task->load != NULL ? "fleet.adapter_reloaded" : "fleet.adapter_unloaded");
-    log_str(&r, "upstream", upstream_name(upstream));
-    log_str(&r, "lora_name", task->name);
-    log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
-    log_event(&r);
-}
-
-static void unload(struct fleet_control *fc, struct upstream *upstream,
-                   const struct fleet_adapter_task *task, struct err *why)
-{
-    const struct api_args args = {.name = task->name, .number = task->number, .slot = task->slot};
-    const struct fleet_target target = {.upstream = upstream, .args = &args};
-    fleet_results_auto results = {0};
-
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, &target, 1, FLEET_CACHE_US, &results, why) != 0)
-        return;
-    fleet_reset_adapter_caches(fc, &results);
-    *why = results.list[0].why;
-}
-
-/* An engine that can replace an adapter, and refused this one, keeps what it had under that name:
- * without an unload it would serve it once no engine has this one. */
-static void load(struct fleet_control *fc, struct upstream *upstream,
-                 const struct fleet_adapter_task *task, struct api_object *native, struct err *why)
-{
-    const struct api_args args = {.native = native,
-                                  .name = task->name,
-                                  .dir = task->path,
-                                  .number = task->number,
-                                  .slot = task->slot};
-    const struct fleet_target target = {.upstream = upstream, .args = &args};
-    bool replaces = upstream_caps_of(upstream)->replaces_adapters;
-    fleet_results_auto results = {0};
-    struct err ignored = {0};
-
-    if (!replaces && fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
-        unload(fc, upstream, task, &ignored);
-    if (fleet_request(fc, API_LOAD_ADAPTER, &target, 1, task->timeout_us + FLEET_GRACE_US, &results,
-                      why) != 0)
-        return;
-    fleet_reset_adapter_caches(fc, &results);
-    *why = results.list[0].why;
-    err_clear(&ignored);
-    if (results.list[0].outcome == FLEET_REFUSED && replaces &&
-        fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
-        unload(fc, upstream, task, &ignored);
-}
-
-/* Returns false: nothing is left to do, or it failed and is due later. */
-static bool reconcile_adapter(struct fleet_control *fc, struct upstream *upstream)
-{
-    struct fleet_adapter_task task;
-    struct api_object *native = NULL;
-    struct err why = {0};
-
-    if (fleet_adapter_next(fleet_of(fc), upstream, &task) <= 0)
-        return false;
-    if (task.load != NULL)
-        native = api_object_parse(task.load, strlen(task.load));
-    if (task.load == NULL)
-        unload(fc, upstream, &task, &why);
-    else if (native == NULL)
-        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to load an adapter");
-    else
-        load(fc, upstream, &task, native, &why);
-    log_task(upstream, &task, &why);
-    api_object_unref(native);
-    fleet_adapter_task_fini(&task);
-    fleet_need_tried(fleet_of(fc), upstream, NEED_ADAPTERS, &why);
-    return why.code == ERR_NONE;
-}
-
-/* names */
-
-/* A version is set only after it was read: another process, or another client, may have changed it.
- */
-static bool may_name(struct fleet_control *fc, const struct fleet_result *result, struct err *why)
-{
-    char label[API_VERSION_MAX + 1];
-
-    if (result->outcome != FLEET_OK)
-        *why = result->why;
-    else if (api_read_version(label, upstream_kind(result->upstream), result->text,
-                              result->text_len, why) == 0 &&
-             !fleet_may_name(fleet_of(fc), result->upstream, label))
-        (void)err_set(why, ERR_UNSYNCED, "", "it reports version '%.100s'", label);
-    return why->code == ERR_NONE;
-}
-
-static void give_name(struct fleet_control *fc, struct upstream *upstream, const char *label,
-                      struct err *why)
-{
-    const struct api_args args = {.label = label};
-    const struct fleet_target target = {.upstream = upstream, .args = &args};
-    fleet_results_auto read = {0}, set = {0};
-
-    if (fleet_query(fc, API_GET_VERSION, &target, 1, RECONCILE_NAME_US, &read, why) == 0 &&
-        may_name(fc, &read.list[0], why) &&
-        fleet_request(fc, API_SET_VERSION, &target, 1, RECONCILE_NAME_US, &set, why) == 0)
-        *why = set.list[0].why;
-}
-
-/* An update sets names, too. Returns false: it is due later. */
-static bool reconcile_name(struct fleet_control *fc, struct upstream *upstream)
-{
-    struct fleet_stats stats;
-    struct err why = {0};
-    bool updates;
-
-    if (!fleet_lock_if_free(fc, FLEET_LOCK_STEP, "another name at one upstream"))
-        return false;
-    mtx_lock(&fc->lock);
-    updates = fc->session != NULL && fc->session->prepare_begun;
-    mtx_unlock(&fc->lock);
-    fleet_stats(fleet_of(fc), &stats);
-    if (!updates) {
-        give_name(fc, upstream, stats.label, &why);
-        fleet_named(fleet_of(fc), upstream, stats.label, &why);
+        while ((a = next_differing(fc, it, a)) < ASPECTS) {
+            fleet_task_start(a < ASPECTS_OF_ALL ? &fc->tasks[a] : &fleet_engine(it)->task);
+            a = a < ASPECTS_OF_ALL ? a + 1 : ASPECTS;
+        }
     }
-    fleet_op_unlock(fc);
-    fleet_need_tried(fleet_of(fc), upstream, NEED_NAME, &why);
-    return !updates && why.code == ERR_NONE;
-}
-
-/* Returns false: nothing is left to do now. */
-static bool reconcile_one(struct fleet_control *fc, struct upstream *upstream)
-{
-    struct err why = {0};
-
-    switch (fleet_needs(fleet_of(fc), upstream)) {
-    case NEED_CACHES:
-        fleet_reset_caches(fc, upstream, CACHES_AS_BEFORE, &why);
-        if (why.code == ERR_NONE)
-            log_cache_reset(upstream);
-        return why.code == ERR_NONE;
-    case NEED_ADAPTERS:
-        return reconcile_adapter(fc, upstream);
-    case NEED_NAME:
-        return reconcile_name(fc, upstream);
-    default:
-        return false;
-    }
-}
-
-static void reconcile_run(void *arg)
-{
-    struct fleet_reconciler *f = arg;
-
-    while (reconcile_one(f->fc, f->upstream))
-        continue;
-    end_job(f);
 }

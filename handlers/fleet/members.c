@@ -1,8 +1,8 @@
 /* Engines that join or leave the fleet, or are looked at again, by a request. */
 #include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
+#include "fleet/fleet_root.h"
 #include "fleet/members/upstreams.h"
-#include "fleet/want/fleet_reconcile.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -27,7 +27,7 @@ static int add(struct app *app, struct http_request *x, struct api_object *body,
 
     if (parse(&entry, body, e) != 0 || upstreams_add(app->fleet->upstreams, entry, &it, e) != 0)
         return -1;
-    fleet_reconcile_start(app->fleet->control);
+    fleet_control_watch(app->fleet->control);
     reply_json(x, 200, fleet_upstream_json(app, it));
     upstream_unref(it);
     return 0;

@@ -157,7 +157,7 @@ static void happen(enum event event)
         break;
     case EVENT_GATES:
         w.now_us += 1000000; /* what failed is tried again */
-        fleet_gate_drive(w.fc);
+        fleet_pause_drive(w.fc);
         break;
     case EVENTS:
         break;

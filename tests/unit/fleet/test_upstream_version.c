@@ -734,7 +734,7 @@ static void test_an_earlier_name_may_be_changed(void **cmocka_state)
     assert_true(may_name(f, 1, "a") && may_name(f, 1, "c") && !may_name(f, 1, "b"));
     report_ok(f, 1, "p", "a");
     assert_string_equal(state(f, 1), "unsynced");
-    assert_int_equal(fleet_needs(f, engine_at(f, 1)), NEED_NAME);
+    assert_true(fleet_needs(f, engine_at(f, 1), NEED_NAME));
     fleet_named(f, engine_at(f, 1), "b", &none); /* not the last one any more */
     assert_string_equal(state(f, 1), "unsynced");
     (void)err_set(&why, ERR_UPSTREAM, "", "it is busy");
@@ -747,7 +747,7 @@ static void test_an_earlier_name_may_be_changed(void **cmocka_state)
     assert_false(may_name(f, 1, "a"));
     report_ok(f, 2, "p", "other");
     assert_false(may_name(f, 2, "other") || may_name(f, 2, "a"));
-    assert_int_equal(fleet_needs(f, engine_at(f, 2)), NEED_NOTHING);
+    assert_false(fleet_needs(f, engine_at(f, 2), NEED_NAME));
     (void)commit(f, "d", 0, (const bool[]){true, true, true}, NULL);
     (void)name_them(f, "e", (const bool[]){true, false, false});
     report_ok(f, 1, "p", "e"); /* it took it, and the answer was lost */

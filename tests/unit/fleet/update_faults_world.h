@@ -214,7 +214,6 @@ __typeof__(upstreams_list) __wrap_upstreams_list;
 __typeof__(upstreams_on_joined) __wrap_upstreams_on_joined;
 __typeof__(upstreams_n_needed) __wrap_upstreams_n_needed;
 __typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
-__typeof__(fleet_reschedule) __wrap_fleet_reschedule;
 __typeof__(fleet_validate) __wrap_fleet_validate;
 __typeof__(log_end) __wrap_log_end, __wrap_log_event;
 __typeof__(fleet_request) __wrap_fleet_request;
@@ -252,11 +251,6 @@ void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
     (void)u;
     w.generation_probes = on;
     w.generation_probes_change++;
-}
-
-void __wrap_fleet_reschedule(struct fleet_control *fc)
-{
-    (void)fc;
 }
 
 int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
