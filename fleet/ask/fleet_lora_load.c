@@ -16,12 +16,10 @@ static void unload_at(struct fleet_control *fc, struct fleet_target *targets, si
                       const struct api_args *of)
 {
     const struct api_args args = {.name = of->name, .number = of->number, .slot = of->slot};
-    fleet_results_auto results = {0};
-    struct err ignored = {0};
 
     for (size_t i = 0; i < n; i++)
         targets[i].args = &args;
-    (void)fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_STEP_US, &results, &ignored);
+    fleet_tell(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_STEP_US);
 }
 
 /* An engine that cannot replace an adapter unloads it first. */

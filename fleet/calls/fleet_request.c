@@ -363,10 +363,8 @@ void fleet_abort_all_requests(struct fleet_control *fc)
     const struct api_args args = {.all = true};
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    fleet_results_auto results = {0};
-    struct err ignored = {0};
     size_t n = fleet_reachable(fc, all, &args, targets);
 
     (void)fleet_abort_queued(fleet_of(fc), true);
-    (void)fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored);
+    fleet_tell(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US);
 }

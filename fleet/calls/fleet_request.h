@@ -54,6 +54,17 @@ struct fleet_target {
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                   size_t n, uint64_t timeout_us, struct fleet_results *out, struct err *e);
 
+/* fleet_tell - the same, where the caller does the same whatever they reply: what the replies say
+ * of the engines is noted. */
+static inline void fleet_tell(struct fleet_control *fc, enum api_op op,
+                              const struct fleet_target *targets, size_t n, uint64_t timeout_us)
+{
+    fleet_results_auto results = {0};
+    struct err ignored = {0};
+
+    (void)fleet_request(fc, op, targets, n, timeout_us, &results, &ignored);
+}
+
 /* fleet_requests - the same with an operation for each target, of which several may be at one
  * upstream: they reach it in any order. Any n. */
 int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,

@@ -278,7 +278,7 @@ static void mark(const struct requests *paused)
     const struct api_args marker = {.label = FLEET_FENCED_MARKER};
     struct fleet_control *fc = paused->fc;
     struct fleet_target marked[FLEET_MAX];
-    fleet_results_auto read = {0}, set = {0};
+    fleet_results_auto read = {0};
     struct err ignored = {0};
     size_t n_read = 0, n_marked = 0;
 
@@ -292,8 +292,7 @@ static void mark(const struct requests *paused)
     for (size_t i = 0; i < read.n; i++)
         if (is_expected(fc, &read.list[i]))
             marked[n_marked++] = marked[i];
-    if (n_marked > 0)
-        (void)fleet_request(fc, API_SET_VERSION, marked, n_marked, GATE_TIMEOUT_US, &set, &ignored);
+    fleet_tell(fc, API_SET_VERSION, marked, n_marked, GATE_TIMEOUT_US);
 }
 
 /* what the answers say */

@@ -74,8 +74,6 @@ static void leave_again(struct fleet_control *fc, const struct fleet_join_reques
 {
     struct api_context ctx = {.group_name = req->group_name != NULL ? req->group_name : ""};
     struct fleet_target targets[FLEET_MAX];
-    fleet_results_auto left = {0};
-    struct err ignored = {0};
     size_t n = 0;
 
     for (size_t i = 0; i < results->n; i++) {
@@ -84,7 +82,7 @@ static void leave_again(struct fleet_control *fc, const struct fleet_join_reques
         if (r->outcome == FLEET_OK || r->outcome == FLEET_UNKNOWN)
             targets[n++] = (struct fleet_target){.upstream = r->upstream, .ctx = ctx};
     }
-    (void)fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n, FLEET_LEAVE_US, &left, &ignored);
+    fleet_tell(fc, API_SHUTDOWN_TRANSFER, targets, n, FLEET_LEAVE_US);
 }
 
 /* Does every engine stay in the groups that it joined before? */

@@ -10,7 +10,7 @@ void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *b
 {
     char ids[FLEET_MAX][API_UPDATE_ID_MAX + 1];
     struct fleet_target targets[FLEET_MAX];
-    fleet_results_auto found = {0}, aborted = {0};
+    fleet_results_auto found = {0};
     struct err ignored = {0};
     size_t n_open = 0;
 
@@ -32,9 +32,7 @@ void fleet_close_own_updates(struct fleet_control *fc, struct upstream *const *b
         targets[n_open].ctx.update_id = ids[n_open];
         n_open++;
     }
-    if (n_open > 0)
-        (void)fleet_request(fc, API_ABORT_UPDATE, targets, n_open, FLEET_ABORT_US, &aborted,
-                            &ignored);
+    fleet_tell(fc, API_ABORT_UPDATE, targets, n_open, FLEET_ABORT_US);
 }
 
 /* One that this server has begun. While an update is open, that one's end decides. */

@@ -1,28 +1,33 @@
-/* Pause and resume of all engines (fleet/want/fleet_pause.h). */
-#include "fleet/update/fleet_update_priv.h"
+/* Pause and resume of all engines (fleet/want/fleet_pause.h).
+ *
+ * Requests that came before a pause, and that no engine is known to have, wait for a permit here,
+ * or are on the way. The pause covers them as an engine's pause covers what is in the engine.
+ * Rejected: to send them on to the engines before their pause, and to leave them to those: none
+ * says when a request has come, and each has its own limit. */
+#include "fleet/calls/fleet_priv.h"
 
 #include "base/log.h"
-#include "fleet/want/fleet_pause_before.h"
 
 #include <assert.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum {
+    BEFORE_POLL_US = 100000, /* while it waits it sees a resume so soon */
+    BEFORE_CUT_US =
+        2000000, /* after an abort, without another reply: what has none came too late */
     PAUSE_GRACE_US = 300000, /* after the timeout of its request a pause still takes replies */
     PAUSE_UNDO_US = 300000,  /* and then waits so long for engines that it resumes */
     RESUME_DOWN_US = 1000000 /* for an engine that is down: nobody waits for it */
 };
 
-/* A resume has ended the pending pause. */
-static bool is_overtaken(struct fleet_control *fc)
+/* False: a resume has ended the pause. */
+static bool is_pending(struct fleet_control *fc)
 {
     bool pending;
 
     mtx_lock(&fc->lock);
     pending = pause_is_pending(&fc->pause);
     mtx_unlock(&fc->lock);
-    return !pending;
+    return pending;
 }
 
 static int refuse_overtaken(struct err *e)
@@ -68,13 +73,99 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
     mtx_unlock(&fc->lock);
 }
 
+/* what came before a pause */
+
+/* May what came before run at all? Not once an update holds it back, which waits for the pause. */
+static bool engines_run(struct fleet_control *fc, const struct pause *before)
+{
+    bool run;
+
+    mtx_lock(&fc->lock);
+    run = !pause_is_held(before) && !fc->sleep.weights && !fc->sleep.kv &&
+          !(fc->session != NULL && fc->session->prepare_begun);
+    mtx_unlock(&fc->lock);
+    return run;
+}
+
+static int await_before(struct fleet_control *fc, const struct pause *before, uint64_t deadline_us,
+                        struct err *e)
+{
+    struct fleet *f = fleet_of(fc);
+    size_t n = 1;
+
+    while (n > 0 && engines_run(fc, before)) {
+        uint64_t poll_us = clock_after_us(BEFORE_POLL_US);
+
+        n = fleet_await_before(f, poll_us < deadline_us ? poll_us : deadline_us);
+        if (!is_pending(fc))
+            return refuse_overtaken(e);
+        if (n > 0 && fleet_is_closed(f))
+            return err_set(e, ERR_DRAINING, "", "the server is draining: generation is not paused");
+        if (n > 0 && clock_passed(deadline_us))
+            return err_set(e, ERR_TIMEOUT, "",
+                           "%zu requests that came before the pause wait here for an upstream, or "
+                           "run and have sent nothing yet; generation is not paused",
+                           n);
+    }
+    return 0;
+}
+
+/* Could the pause be sent? */
+static int check_engines(struct fleet_control *fc, const struct api_args *args, struct err *e)
+{
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
+    struct fleet_target targets[FLEET_MAX];
+    size_t n;
+
+    return fleet_reachable_quorum(fc, all, args, targets, &n, e) == 0
+               ? fleet_validate(fc, API_PAUSE, targets, n, e)
+               : -1;
+}
+
+/* Does here what the pause does, before it is sent to the engines: `abort` ends what has no permit;
+ * `wait` lets what came before have its permits, and waits until it is in an engine or has ended,
+ * unless the engines are paused or asleep already, or an update holds them. Requests that come
+ * later wait here until fleet_release_since.
+ * @before     the pause before
+ * @n_aborted  how many were aborted */
+static int cover_queued(struct fleet_control *fc, const struct pause_request *req,
+                        const struct pause *before, const struct api_args *args,
+                        uint64_t deadline_us, size_t *n_aborted, struct err *e)
+{
+    struct fleet *f = fleet_of(fc);
+
+    if (check_engines(fc, args, e) != 0)
+        return -1;
+    fleet_draw_line(f, pause_begins_anew(before, req->mode), req->mode != PAUSE_KEEP);
+    if (req->mode == PAUSE_ABORT)
+        *n_aborted = fleet_abort_queued(f, false);
+    return req->mode == PAUSE_WAIT ? await_before(fc, before, deadline_us, e) : 0;
+}
+
+/* The engines have taken a pause with abort: waits until what they have aborted is answered, and
+ * ends what still has no reply, because it came to its engine after the pause. */
+static void end_aborted(struct fleet_control *fc)
+{
+    struct fleet *f = fleet_of(fc);
+    size_t last, n = fleet_await_before(f, clock_now_us());
+
+    do {
+        last = n;
+        n = fleet_await_before(f, clock_after_us(BEFORE_CUT_US));
+    } while (n > 0 && n < last && !fleet_is_closed(f));
+    if (n == 0)
+        return;
+    fleet_cut_aborted(f);
+    (void)fleet_await_before(f, clock_after_us(BEFORE_CUT_US));
+}
+
+/* pause */
+
 /* Resume the engines that paused, or may have; not those that the open update keeps paused. One
  * that fails, or does not answer in time, gets it later (fleet/want/fleet_gate.c). */
 static void resume_paused(struct fleet_control *fc, const struct fleet_results *results)
 {
     struct fleet_target targets[FLEET_MAX];
-    fleet_results_auto undone = {0};
-    struct err ignored = {0};
     size_t n_targets = 0;
 
     mtx_lock(&fc->lock);
@@ -86,7 +177,7 @@ static void resume_paused(struct fleet_control *fc, const struct fleet_results *
             targets[n_targets++] = (struct fleet_target){.upstream = r->upstream};
     }
     mtx_unlock(&fc->lock);
-    (void)fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored);
+    fleet_tell(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US);
 }
 
 /* Engines that went down meanwhile count as down before. */
@@ -115,11 +206,11 @@ static int evaluate_pause(struct fleet_control *fc, const struct fleet_results *
                           const struct pausing *p, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(results);
-    bool overtaken = is_overtaken(fc), enough = results->n >= fleet_min_ready(fc);
+    bool overtaken = !is_pending(fc), enough = results->n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
         if (p->aborts)
-            fleet_end_aborted(fc);
+            end_aborted(fc);
         if (acknowledge_pause(fc, p->n_aborted + fleet_results_sum(results, "aborted")))
             return 0;
         overtaken = true;
@@ -203,7 +294,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;
     p.was_held = pause_is_held(&before);
-    rc = fleet_cover_queued(fc, req, &before, &args, deadline_us, &p.n_aborted, e);
+    rc = cover_queued(fc, req, &before, &args, deadline_us, &p.n_aborted, e);
     if (rc == 0) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
@@ -287,9 +378,7 @@ static void note_resume_failed(struct fleet_control *fc)
 static void resume_down(struct fleet_control *fc, const struct upstream_list *all)
 {
     struct fleet_target targets[FLEET_MAX];
-    fleet_results_auto results = {0};
     struct upstream_info info;
-    struct err ignored = {0};
     size_t n_targets = 0;
 
     mtx_lock(&fc->lock);
@@ -301,8 +390,7 @@ static void resume_down(struct fleet_control *fc, const struct upstream_list *al
             targets[n_targets++] = (struct fleet_target){.upstream = all->items[i]};
     }
     mtx_unlock(&fc->lock);
-    if (n_targets > 0)
-        (void)fleet_request(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US, &results, &ignored);
+    fleet_tell(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US);
 }
 
 int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_results *results,

@@ -22,19 +22,19 @@ void fleet_get_pause(struct fleet_control *fc, struct pause *out);
 /* fleet_is_paused - has a trainer paused the fleet? Threads: any. */
 bool fleet_is_paused(struct fleet_control *fc);
 
-/* fleet_pause_all - pause every reachable engine, and what has come to none yet
- * (fleet/want/fleet_pause_before.h). Requests aborted stay aborted if it fails. The caller owns the
- * pause lock (fleet_trainer_pause_lock; asserted). If an engine fails, the engines that did pause
- * are resumed, unless the fleet was paused before: then they stay paused, and the pause before is
- * in force again. If a resume arrives meanwhile, they are resumed. An engine that goes down
- * meanwhile is not waited for, and is paused when it is back. One that does not answer its resume
- * in time gets it later.
+/* fleet_pause_all - pause every reachable engine, and what has come to none yet. Requests aborted
+ * stay aborted if it fails. The caller owns the pause lock (fleet_trainer_pause_lock; asserted). If
+ * an engine fails, the engines that did pause are resumed, unless the fleet was paused before: then
+ * they stay paused, and the pause before is in force again. If a resume arrives meanwhile, they are
+ * resumed. An engine that goes down meanwhile is not waited for, and is paused when it is back. One
+ * that does not answer its resume in time gets it later.
  * @deadline_us  base/clock.h; engines that have not answered by then fail the pause
  * @native   the client's body, for batons; NULL: none
  * @results  in: zeroed; also on failure, unless nothing was sent
  * Blocks: until the deadline and less than a second more.
- * Errors: fleet_cover_queued's, fleet_request's, an engine's; ERR_UNSYNCED: too many engines
- * went down meanwhile; ERR_CONFLICT: it was resumed. */
+ * Errors: fleet_reachable_quorum's, fleet_validate's, fleet_request's, an engine's; ERR_UNSYNCED:
+ * too many engines went down meanwhile; ERR_CONFLICT: it was resumed; ERR_TIMEOUT: with `wait`,
+ * what came before the pause has not come to an engine; ERR_DRAINING. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
                     struct api_object *native, struct fleet_results *results, struct err *e);
 

@@ -35,7 +35,6 @@ INCLUDED_BEFORE = {
     ("fleet/calls/fleet_priv.h", "fleet/want/fleet_reconcile.h"),
     ("fleet/want/fleet_cache.c", "fleet/update/fleet_update_priv.h"),
     ("fleet/want/fleet_cache.h", "fleet/update/fleet_session.h"),
-    ("fleet/want/fleet_pause.c", "fleet/update/fleet_update_priv.h"),
 }
 
 # Header -> the only places that may include it.
