@@ -132,25 +132,20 @@ static int abort_on_engines(struct app *app, const json_t *ids, struct api_objec
     return 0;
 }
 
-static int abort_requests(struct app *app, struct http_request *x, struct api_object *body,
-                          struct err *e)
+int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     fleet_results_auto results = {0};
     const json_t *ids = NULL;
     size_t n_queued = 0;
 
-    if (abort_parse(&ids, body->json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || abort_parse(&ids, body.json, e) != 0)
         return -1;
     if (ids == NULL)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
-    if (abort_on_engines(app, ids, body, &results, e) != 0)
+    if (abort_on_engines(app, ids, &body, &results, e) != 0)
         return -1;
     n_queued += fleet_results_sum(&results, "aborted");
     (void)fleet_results_done(&results, e);
     return fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)n_queued), &results, e);
-}
-
-int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, abort_requests, e);
 }

@@ -54,11 +54,11 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
 json_t *fleet_results_json(const struct app *app, const struct fleet_results *results);
 json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
 
-/* fleet_with_body - parse the request's body, and handle it as `act` does. @body  the body in the
- * form in which engines get it. Errors: body_parse's; of `act`. */
-typedef int fleet_body_fn(struct app *app, struct http_request *x, struct api_object *body,
-                          struct err *e);
-int fleet_with_body(struct app *app, struct http_request *x, fleet_body_fn *act, struct err *e);
+/* fleet_body_parse - the request's body, in the form in which engines get it. Errors: body_parse's.
+ * fleet_body_auto - the type of one that is freed at the end of the block; zeroed. */
+int fleet_body_parse(struct api_object *out, const struct http_request *x, struct err *e);
+void fleet_body_fini(struct api_object *body);
+#define fleet_body_auto struct api_object __attribute__((cleanup(fleet_body_fini)))
 
 /* fleet_reply - reply 200, or with `e` if it is set, with each engine's result.
  * @reply    of a 200; stolen

@@ -138,12 +138,13 @@ static int commit_open(struct app *app, struct http_request *x, const char *labe
     return 0;
 }
 
-static int label(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct label_req req = {0};
     int rc;
 
-    if (label_parse(&req, body->json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || label_parse(&req, body.json, e) != 0)
         return -1;
     if (label_commits_open(app))
         return commit_open(app, x, req.label, e);
@@ -157,9 +158,4 @@ static int label(struct app *app, struct http_request *x, struct api_object *bod
         rc = label_all(app, x, &req, e);
     fleet_op_unlock(app->fleet->control);
     return rc;
-}
-
-int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, label, e);
 }

@@ -208,26 +208,22 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
     return rc;
 }
 
-static int unload(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
     struct fleet_lora_reply reply = {0};
     const char *name = NULL;
     bool known;
     int rc;
 
-    if (name_parse(&name, body->json, e) != 0 ||
+    if (fleet_body_parse(&body, x, e) != 0 || name_parse(&name, body.json, e) != 0 ||
         fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
         return -1;
     known = fleet_adapter_exists(fleet_of(fc), name);
-    (void)fleet_lora_unload(fc, name, body, &reply, e);
+    (void)fleet_lora_unload(fc, name, &body, &reply, e);
     remove_old_files(app, name, known, NULL, &reply, e);
     rc = lora_reply(app, x, "lora.unloaded", name, &reply, e);
     fleet_op_unlock(fc);
     return rc;
-}
-
-int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, unload, e);
 }

@@ -43,30 +43,25 @@ json_t *fleet_pause_json(const struct app *app)
     return now.state != PAUSE_OFF ? pause_json(fc, &now) : json_null();
 }
 
-static int pause_all(struct app *app, struct http_request *x, struct api_object *body,
-                     struct err *e)
+int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
     struct pause_request req = {0};
     fleet_results_auto results = {0};
     struct pause now;
     int rc;
 
-    if (pause_parse(&req, x, body->json, e) != 0 ||
+    if (fleet_body_parse(&body, x, e) != 0 || pause_parse(&req, x, body.json, e) != 0 ||
         fleet_trainer_pause_lock(fc, x, (uint64_t)req.timeout_s * 1000000, e) != 0)
         return -1;
     fleet_begin_push(fc);
-    (void)fleet_pause_all(fc, &req, x->began_us + (uint64_t)req.timeout_s * 1000000, body, &results,
-                          e);
+    (void)fleet_pause_all(fc, &req, x->began_us + (uint64_t)req.timeout_s * 1000000, &body,
+                          &results, e);
     fleet_get_pause(fc, &now);
     rc = fleet_reply(app, x, pause_json(fc, &now), &results, e);
     fleet_pause_unlock(fc);
     return rc;
-}
-
-int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, pause_all, e);
 }
 
 /* resume */
@@ -115,16 +110,18 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 
 /* caches */
 
-static int reset_caches(struct app *app, struct http_request *x, struct api_object *body,
-                        struct err *e)
+int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct api_args args = {.native = body,
-                            .running = json_is_true(json_object_get(body->json, "running")),
-                            .external = json_is_true(json_object_get(body->json, "external"))};
+    fleet_body_auto body = {0};
+    struct api_args args = {.native = &body};
     fleet_results_auto results = {0};
     uint64_t n_dropped = 0;
 
+    if (fleet_body_parse(&body, x, e) != 0)
+        return -1;
+    args.running = json_is_true(json_object_get(body.json, "running"));
+    args.external = json_is_true(json_object_get(body.json, "external"));
     if (args.running) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
@@ -139,11 +136,6 @@ static int reset_caches(struct app *app, struct http_request *x, struct api_obje
                                  "entries_dropped", (json_int_t)n_dropped, "message",
                                  "every upstream was asked to reset its prefix cache"),
                        &results, e);
-}
-
-int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, reset_caches, e);
 }
 
 int handle_fleet_flush_cache(struct app *app, struct http_request *x, struct err *e)

@@ -68,20 +68,16 @@ static json_t *answer_json(const struct app *app, const struct upstream_list *al
                      (json_int_t)n_proven, "n_checksums", (json_int_t)n_checksums, "list", list);
 }
 
-static int prove(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     struct fleet_proof_request r = {.all = all};
     uint64_t asked[FLEET_MAX] = {0};
 
-    if (parse(&r, app, body->json, e) != 0 ||
+    if (fleet_body_parse(&body, x, e) != 0 || parse(&r, app, body.json, e) != 0 ||
         fleet_proof_ask(app->fleet->control, x, &r, asked, e) != 0)
         return -1;
     reply_json(x, 200, answer_json(app, all, asked));
     return 0;
-}
-
-int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, prove, e);
 }

@@ -76,17 +76,16 @@ int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
     return 0;
 }
 
-int fleet_with_body(struct app *app, struct http_request *x, fleet_body_fn *act, struct err *e)
+int fleet_body_parse(struct api_object *out, const struct http_request *x, struct err *e)
 {
-    struct api_object body = {0};
-    json_t *json;
-    int rc;
-
-    if (body_parse(&json, x, x->route, e) != 0)
+    if (body_parse(&out->owned, x, x->route, e) != 0)
         return -1;
-    body.json = json;
-    rc = act(app, x, &body, e);
-    api_object_fini(&body);
-    json_decref(json);
-    return rc;
+    out->json = out->owned;
+    return 0;
+}
+
+void fleet_body_fini(struct api_object *body)
+{
+    api_object_fini(body);
+    json_decref(body->owned);
 }

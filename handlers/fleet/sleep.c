@@ -50,9 +50,9 @@ json_t *fleet_sleep_json(const struct app *app)
     return state_json(app->fleet->control);
 }
 
-static int sleep_all(struct app *app, struct http_request *x, struct api_object *body,
-                     struct err *e)
+int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
     struct fleet_sleep_request req = {0};
     fleet_results_auto results = {0};
@@ -60,12 +60,13 @@ static int sleep_all(struct app *app, struct http_request *x, struct api_object 
     json_t *reply;
     int rc;
 
-    if (body_u64(&level, body->json, "", "level", 1, 2, e) != 0 ||
-        tags_parse(&req, body->json, e) != 0 || fleet_op_lock(fc, x, "a sleep", e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        body_u64(&level, body.json, "", "level", 1, 2, e) != 0 ||
+        tags_parse(&req, body.json, e) != 0 || fleet_op_lock(fc, x, "a sleep", e) != 0)
         return -1;
     req.level = (int)level;
     fleet_begin_push(fc);
-    (void)fleet_sleep_all(fc, &req, body, &results, e);
+    (void)fleet_sleep_all(fc, &req, &body, &results, e);
     reply = state_json(fc);
     (void)json_object_set_new(reply, "level", json_integer(req.level));
     rc = fleet_reply(app, x, reply, &results, e);
@@ -73,22 +74,18 @@ static int sleep_all(struct app *app, struct http_request *x, struct api_object 
     return rc;
 }
 
-int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, sleep_all, e);
-}
-
 /* A trainer that wakes the KV cache is about to generate, so an open auto-commit update is
  * complete. */
-static int wake_all(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
     struct fleet_sleep_request req = {0};
     fleet_results_auto results = {0};
     int rc;
 
-    if (tags_parse(&req, body->json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || tags_parse(&req, body.json, e) != 0)
         return -1;
     if (req.kv) {
         rc = fleet_commit_open_update(fc, "", &s, e);
@@ -100,13 +97,8 @@ static int wake_all(struct app *app, struct http_request *x, struct api_object *
     if (fleet_op_lock(fc, x, "a wake", e) != 0)
         return -1;
     fleet_begin_push(fc);
-    (void)fleet_wake_all(fc, &req, body, &results, e);
+    (void)fleet_wake_all(fc, &req, &body, &results, e);
     rc = fleet_reply(app, x, state_json(fc), &results, e);
     fleet_op_unlock(fc);
     return rc;
-}
-
-int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, wake_all, e);
 }

@@ -33,21 +33,18 @@ static int compare_ids(const struct fleet_results *results, json_t **reply, stru
     return 0;
 }
 
-static int put_tensor_list(struct app *app, struct http_request *x, struct api_object *body,
-                           struct err *e)
+int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e)
 {
-    const struct api_args args = {.native = body};
+    fleet_body_auto body = {0};
+    const struct api_args args = {.native = &body};
     fleet_results_auto results = {0};
     json_t *reply = NULL;
 
+    if (fleet_body_parse(&body, x, e) != 0)
+        return -1;
     if (fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, &args, FLEET_CACHE_US, &results,
                           e) == 0 &&
         fleet_results_ok(&results, e))
         (void)compare_ids(&results, &reply, e);
     return fleet_reply(app, x, reply, &results, e);
-}
-
-int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, put_tensor_list, e);
 }

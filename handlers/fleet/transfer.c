@@ -109,29 +109,25 @@ static void abort_previous(struct app *app, const struct route *route)
     fleet_unref(app->fleet->control, s);
 }
 
-static int join(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
     fleet_results_auto reply = {0};
     struct init_req req = {0};
     int rc;
 
-    if (init_parse(&req, app, body->json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || init_parse(&req, app, body.json, e) != 0)
         return -1;
     req.join.ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE;
     abort_previous(app, x->route);
     fleet_begin_push(fc);
     if (fleet_op_lock(fc, x, "the start of a group", e) != 0)
         return -1;
-    (void)fleet_group_join(fc, &req.join, body, &reply, e);
+    (void)fleet_group_join(fc, &req.join, &body, &reply, e);
     rc = fleet_reply(app, x, group_json(app), &reply, e);
     fleet_op_unlock(fc);
     return rc;
-}
-
-int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, join, e);
 }
 
 int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct err *e)

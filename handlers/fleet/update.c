@@ -87,28 +87,27 @@ static int refuse_start(struct app *app, struct http_request *x,
     return 0;
 }
 
-static int start(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
+    fleet_body_auto body = {0};
     struct fleet_update_request req = {.x = x,
                                        .actor = x->actor,
-                                       .native = body,
+                                       .native = &body,
                                        .anonymous = route->session != SESSION_NAMED,
                                        .convert = route_converts(route)};
     fleet_results_auto replies = {0};
     struct fleet_session *s;
-    int rc = start_parse(&req, body->json, e);
+    int rc;
 
+    if (fleet_body_parse(&body, x, e) != 0)
+        return -1;
+    rc = start_parse(&req, body.json, e);
     if (rc == 0 && req.anonymous)
         fleet_begin_push(app->fleet->control);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
     return rc == 0 ? fleet_update_answer(app, x, s, 0, e) : refuse_start(app, x, &replies, e);
-}
-
-int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, start, e);
 }
 
 /* tensors */

@@ -23,11 +23,12 @@ static int find_named(struct app *app, const json_t *body, struct fleet_session 
     return fleet_find_update(app->fleet->control, id, out, e);
 }
 
-static int finish(struct app *app, struct http_request *x, struct api_object *in, struct err *e)
+/* Also verifies it without the end. */
+int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     const struct route *route = x->route;
     bool commit = route->operation == OPERATION_UPDATE_FINISH;
-    const json_t *body = in->json;
     struct fleet_session *s;
     const char *label = "";
     const json_t *sums = NULL;
@@ -35,10 +36,11 @@ static int finish(struct app *app, struct http_request *x, struct api_object *in
     json_t *proof;
     int rc;
 
-    if (body_str(&label, body, "", "weight_version", e) != 0 ||
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        body_str(&label, body.json, "", "weight_version", e) != 0 ||
         (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
-        body_object(&sums, body, "", "checksums", e) != 0 ||
-        (route->session == SESSION_NAMED ? find_named(app, body, &s, e)
+        body_object(&sums, body.json, "", "checksums", e) != 0 ||
+        (route->session == SESSION_NAMED ? find_named(app, body.json, &s, e)
                                          : fleet_update_find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
@@ -48,12 +50,6 @@ static int finish(struct app *app, struct http_request *x, struct api_object *in
     api_object_fini(&native);
     json_decref(proof);
     return fleet_update_answer(app, x, s, rc, e);
-}
-
-/* Also verifies it without the end. */
-int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, finish, e);
 }
 
 /* One that failed to start is not kept. */
@@ -85,21 +81,16 @@ static int abort_update(struct app *app, struct http_request *x, struct fleet_se
     return fleet_update_answer(app, x, s, fleet_abort_update(app->fleet->control, s, &why, e), e);
 }
 
-static int abort_named(struct app *app, struct http_request *x, struct api_object *body,
-                       struct err *e)
+int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     const char *reason = "aborted by its owner", *id = NULL;
     struct fleet_session *s;
 
-    if (body_str(&reason, body->json, "", "reason", e) != 0 ||
-        update_id_parse(&id, body->json, e) != 0 || find_to_abort(app, id, &s, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || body_str(&reason, body.json, "", "reason", e) != 0 ||
+        update_id_parse(&id, body.json, e) != 0 || find_to_abort(app, id, &s, e) != 0)
         return -1;
     return abort_update(app, x, s, reason, e);
-}
-
-int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, abort_named, e);
 }
 
 int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
@@ -120,19 +111,16 @@ int handle_fleet_update_get(struct app *app, struct http_request *x, struct err 
     return fleet_update_answer(app, x, s, 0, e);
 }
 
-static int renew(struct app *app, struct http_request *x, struct api_object *body, struct err *e)
+int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
+    fleet_body_auto body = {0};
     struct fleet_session *s;
     uint64_t lease_s = 0;
 
-    if (body_u64(&lease_s, body->json, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0 ||
-        find_named(app, body->json, &s, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        body_u64(&lease_s, body.json, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0 ||
+        find_named(app, body.json, &s, e) != 0)
         return -1;
     return fleet_update_answer(app, x, s, fleet_renew_update(app->fleet->control, s, lease_s, e),
                                e);
-}
-
-int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
-{
-    return fleet_with_body(app, x, renew, e);
 }
