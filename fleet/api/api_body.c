@@ -1,5 +1,6 @@
 #include "fleet/api/upstream_api_priv.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,26 +23,49 @@ int api_set_path(struct api_request *out, const char *path)
     return 0;
 }
 
-int api_set_body(const struct api_draft *d, json_t *body)
+int api_set_text(struct api_request *out, char *text, struct err *e)
 {
-    struct api_request *out = d->out;
-
-    if (body != NULL)
-        out->body = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(body);
-    if (out->body == NULL)
-        return api_no_memory(d->e);
-    out->body_len = strlen(out->body);
+    if (text == NULL)
+        return api_no_memory(e);
+    out->body = text;
+    out->body_len = strlen(text);
     return 0;
 }
 
-json_t *api_pick(const json_t *own, const struct api_member *members)
+int api_set_body(const struct api_draft *d, json_t *body)
+{
+    char *text = body != NULL ? json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+
+    json_decref(body);
+    return api_set_text(d->out, text, d->e);
+}
+
+const char *api_next_word(char word[API_WORD_MAX], const char *at)
+{
+    size_t len = at != NULL ? strcspn(at, " ") : 0;
+
+    assert(len < API_WORD_MAX);
+    if (len == 0)
+        return NULL;
+    memcpy(word, at, len);
+    word[len] = '\0';
+    return at + len + (at[len] == ' ');
+}
+
+json_t *api_pick(const json_t *own, const char *members)
 {
     json_t *to = json_object();
+    char word[API_WORD_MAX];
 
-    for (; members->ours != NULL; members++)
-        if (api_has(own, members->ours))
-            to = api_with(to, members->theirs, json_incref(json_object_get(own, members->ours)));
+    while ((members = api_next_word(word, members)) != NULL) {
+        char *equals = strchr(word, '=');
+        const char *theirs = equals != NULL ? equals + 1 : word;
+
+        if (equals != NULL)
+            *equals = '\0';
+        if (api_has(own, word))
+            to = api_with(to, theirs, json_incref(json_object_get(own, word)));
+    }
     return to;
 }
 

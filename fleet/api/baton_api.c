@@ -248,7 +248,7 @@ const struct upstream_api baton_api = {
     .ops =
         {
             [API_INIT_TRANSFER] = {"POST", "/v1/weight_transfer/init", baton_body},
-            [API_SHUTDOWN_TRANSFER] = {"DELETE", "/v1/weight_transfer", NULL},
+            [API_SHUTDOWN_TRANSFER] = {"DELETE", "/v1/weight_transfer"},
             [API_START_UPDATE] = {"POST", "/v1/update_weights/start", baton_body},
             [API_UPDATE_WEIGHTS] = {"POST", "/v1/update_weights", baton_step},
             [API_VERIFY_UPDATE] = {"POST", "/v1/update_weights/verify", baton_step},
@@ -256,7 +256,7 @@ const struct upstream_api baton_api = {
             [API_ABORT_UPDATE] = {"POST", "/v1/update_weights/abort", baton_step},
             [API_RENEW_UPDATE] = {"POST", "/v1/update_weights/renew", baton_step},
             [API_PAUSE] = {"POST", "/v1/pause", baton_body},
-            [API_RESUME] = {"POST", "/v1/resume", NULL},
+            [API_RESUME] = {"POST", "/v1/resume"},
             [API_SLEEP] = {"POST", "/v1/sleep", baton_body},
             [API_WAKE] = {"POST", "/v1/wake", baton_body},
             [API_RESET_PREFIX_CACHE] = {"POST", "/v1/reset_cache", baton_body},
@@ -268,11 +268,11 @@ const struct upstream_api baton_api = {
         },
     .queries =
         {
-            [API_GET_STATUS] = {"/v1/status", NULL},
-            [API_GET_VERSION] = {"/v1/status", NULL},
-            [API_GET_RANKS] = {"/v1/status", NULL},
-            [API_GENERATE_TOKEN] = {"/v1/completions", NULL, API_ONE_TOKEN},
-            [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
+            [API_GET_STATUS] = {"GET", "/v1/status"},
+            [API_GET_VERSION] = {"GET", "/v1/status"},
+            [API_GET_RANKS] = {"GET", "/v1/status"},
+            [API_GENERATE_TOKEN] = {"POST", "/v1/completions", .body = API_ONE_TOKEN},
+            [API_GET_CONFIG] = {"GET", "/server_info?config_format=json"},
         },
     .read_status = baton_read_status,
     .version_at = "/weights/weight_version",

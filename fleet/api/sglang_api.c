@@ -12,16 +12,12 @@ enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6 };
 
 static int sglang_init_transfer(const struct api_draft *d)
 {
-    static const struct api_member members[] = {
-        {"master_address", "master_address"}, {"master_port", "master_port"},
-        {"world_size", "world_size"},         {"rank_offset", "rank_offset"},
-        {"group_name", "group_name"},         {0}};
     json_t *body;
 
     if (d->args->join->by_handles)
         return api_send_nothing(d); /* handles need no group */
-    body = api_with_text(api_pick(d->own, members), "backend", "nccl");
-    return api_set_body(d, api_with_rank(body, d->ctx));
+    body = api_pick(d->own, "master_address master_port world_size rank_offset group_name");
+    return api_set_body(d, api_with_rank(api_with_text(body, "backend", "nccl"), d->ctx));
 }
 
 static int sglang_shutdown_transfer(const struct api_draft *d)
@@ -41,7 +37,7 @@ static int sglang_start_update(const struct api_draft *d)
  * this one has received all tensors since. It flushes nothing, whatever the trainer asked for: an
  * older SGLang that holds requests does not survive a flush that fails, and the caches of all
  * upstreams are reset at the end of the update. */
-static json_t *update_body(const struct api_draft *d, const struct api_member *members)
+static json_t *update_body(const struct api_draft *d, const char *members)
 {
     json_t *body = api_with_text(api_pick(d->own, members), "weight_version", d->ctx->update_id);
 
@@ -50,27 +46,19 @@ static json_t *update_body(const struct api_draft *d, const struct api_member *m
 
 static int update_from_disk(const struct api_draft *d)
 {
-    static const struct api_member members[] = {
-        {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
-
     if (d->ctx->has_begun) /* its end would process a second time what has been processed */
         return err_set(d->e, ERR_BAD_REQUEST, "/path",
                        "sglang upstreams load files only in an update without tensors: finish the "
                        "open update first");
     (void)api_set_path(d->out, "/update_weights_from_disk");
-    return api_set_body(d, update_body(d, members));
+    return api_set_body(d, update_body(d, "path=model_path weight_version"));
 }
 
 /* Tensors in Python's serialized form, which describe themselves. */
 static int update_from_tensors(const struct api_draft *d)
 {
-    static const struct api_member members[] = {
-        {"serialized_named_tensors", "serialized_named_tensors"},
-        {"serialized_format", "load_format"},
-        {"weight_version", "weight_version"},
-        {"selector", "selector"},
-        {0}};
-    json_t *body = update_body(d, members);
+    json_t *body = update_body(d, "serialized_named_tensors serialized_format=load_format "
+                                  "weight_version selector");
 
     /* What "target" is called before 0.5.18. Tensors of a group mean it there without a member. */
     if (strcmp(api_text(d->own, "selector", ""), "target") == 0)
@@ -102,17 +90,13 @@ static int choose_load_format(const struct api_draft *d, const char **load_forma
 /* It may be in several groups, and exits if it is in none of that name. */
 static int update_from_group(const struct api_draft *d)
 {
-    static const struct api_member members[] = {
-        {"names", "names"},           {"dtypes", "dtypes"},
-        {"dtype_names", "dtypes"},    {"shapes", "shapes"},
-        {"group_name", "group_name"}, {"weight_version", "weight_version"},
-        {"selector", "selector"},     {0}};
     const char *load_format = NULL;
     json_t *body;
 
     if (choose_load_format(d, &load_format) != 0)
         return -1;
-    body = update_body(d, members);
+    body = update_body(d, "names dtypes dtype_names=dtypes shapes group_name weight_version "
+                          "selector");
     body = api_with_text(body, "group_name", d->ctx->group_name);
     return api_set_body(d, api_with_text(body, "load_format", load_format));
 }
@@ -152,17 +136,6 @@ static int sglang_pause(const struct api_draft *d)
             d->e, ERR_BAD_REQUEST, "/mode",
             "sglang upstreams cannot wait for running requests: pause with keep or abort");
     return api_set_body(d, json_pack("{s:s}", "mode", mode == PAUSE_KEEP ? "in_place" : "abort"));
-}
-
-static int sglang_retract(const struct api_draft *d)
-{
-    return api_set_body(d, json_pack("{s:s}", "mode", "retract"));
-}
-
-/* The body {}, of routes that want one and take no member of ours. */
-static int empty_body(const struct api_draft *d)
-{
-    return api_set_body(d, json_object());
 }
 
 static int sglang_tags(const struct api_draft *d)
@@ -282,16 +255,16 @@ static bool sglang_adapter_is_absent(const char *name, int status, const json_t 
 }
 
 /* A flattened bucket of several dtypes: before, elements were counted, and converted. */
-static const char *sglang_refuses_windows(const char *release)
+static void sglang_read_release(struct api_release *out, const char *release)
 {
     unsigned major = 0, minor = 0, patch = 0;
 
     if (release == NULL || sscanf(release, "%3u.%4u.%4u", &major, &minor, &patch) != 3 ||
         major > 0 || minor > SGLANG_MINOR ||
         (minor == SGLANG_MINOR && patch >= SGLANG_MIXES_DTYPES))
-        return NULL;
-    return "--stage host needs SGLang 0.5.6 or newer: an older one has no buckets of several "
-           "dtypes; update it, or give a GPU, as in --stage cuda:0";
+        return;
+    out->refuses_windows = "--stage host needs SGLang 0.5.6 or newer: an older one has no buckets "
+                           "of several dtypes; update it, or give a GPU, as in --stage cuda:0";
 }
 
 /* An exception in a rank ends the whole engine (run_scheduler_process in managers/scheduler.py, in
@@ -345,12 +318,13 @@ const struct upstream_api sglang_api = {
                  ": they accept tensors over NCCL, serialized_named_tensors or a path"},
             [API_FINISH_UPDATE] = {"POST", "/end_weight_update", sglang_finish_update, "checksums"},
             [API_PAUSE] = {"POST", "/pause_generation", sglang_pause},
-            [API_RESUME] = {"POST", "/continue_generation", empty_body},
+            [API_RESUME] = {"POST", "/continue_generation", .body = "{}"},
             [API_SLEEP] = {"POST", "/release_memory_occupation", sglang_tags},
             [API_WAKE] = {"POST", "/resume_memory_occupation", sglang_tags},
-            [API_RESET_PREFIX_CACHE] = {"POST", "/flush_cache", empty_body},
-            [API_RESET_STORAGE_CACHE] = {"POST", "/hicache/storage-backend/clear", NULL},
-            [API_RETRACT_REQUESTS] = {"POST", "/pause_generation", sglang_retract},
+            [API_RESET_PREFIX_CACHE] = {"POST", "/flush_cache", .body = "{}"},
+            [API_RESET_STORAGE_CACHE] = {"POST", "/hicache/storage-backend/clear"},
+            [API_RETRACT_REQUESTS] = {"POST", "/pause_generation",
+                                      .body = "{\"mode\":\"retract\"}"},
             [API_ABORT_REQUESTS] = {"POST", "/abort_request", sglang_abort_requests},
             [API_LOAD_ADAPTER] = {"POST", "/load_lora_adapter", api_load_adapter},
             [API_UNLOAD_ADAPTER] = {"POST", "/unload_lora_adapter", api_unload_adapter},
@@ -359,17 +333,17 @@ const struct upstream_api sglang_api = {
         },
     .queries =
         {
-            [API_GET_STATUS] = {"/model_info", "/get_model_info"},
-            [API_GET_VERSION] = {"/model_info", "/get_model_info"},
-            [API_GET_RANKS] = {"/server_info", "/get_server_info"},
-            [API_GENERATE_TOKEN] = {"/v1/completions", NULL, API_ONE_TOKEN},
-            [API_GENERATE_CANARY] = {"/generate", NULL,
-                                     "{\"input_ids\":" API_CANARY_PROMPT
-                                     ",\"sampling_params\":{\"max_new_tokens\":1,"
-                                     "\"temperature\":0},\"return_logprob\":true,"
-                                     "\"logprob_start_len\":0}"},
-            [API_GET_CHECKSUMS] = {"/weights_checker", NULL, "{\"action\":\"checksum\"}"},
-            [API_GET_CONFIG] = {"/server_info", "/get_server_info"},
+            [API_GET_STATUS] = {"GET", "/model_info", .older = "/get_model_info"},
+            [API_GET_VERSION] = {"GET", "/model_info", .older = "/get_model_info"},
+            [API_GET_RANKS] = {"GET", "/server_info", .older = "/get_server_info"},
+            [API_GENERATE_TOKEN] = {"POST", "/v1/completions", .body = API_ONE_TOKEN},
+            [API_GENERATE_CANARY] = {"POST", "/generate",
+                                     .body = "{\"input_ids\":" API_CANARY_PROMPT
+                                             ",\"sampling_params\":{\"max_new_tokens\":1,"
+                                             "\"temperature\":0},\"return_logprob\":true,"
+                                             "\"logprob_start_len\":0}"},
+            [API_GET_CHECKSUMS] = {"POST", "/weights_checker", .body = "{\"action\":\"checksum\"}"},
+            [API_GET_CONFIG] = {"GET", "/server_info", .older = "/get_server_info"},
         },
     .read_status = sglang_read_status,
     .version_at = "/weight_version",
@@ -380,6 +354,6 @@ const struct upstream_api sglang_api = {
     .config = sglang_config,
     .check_done = api_check_success,
     .adapter_is_absent = sglang_adapter_is_absent,
-    .refuses_windows = sglang_refuses_windows,
+    .read_release = sglang_read_release,
     .has_mapped_nothing = sglang_has_mapped_nothing,
 };

@@ -39,19 +39,13 @@ int upstream_kind_parse(enum upstream_kind *out, const char *name, const char *f
     return api_check_word(name, names, field, e);
 }
 
-bool api_packs_handles_at_init(enum upstream_kind kind, const char *release)
+struct api_release api_release_of(enum upstream_kind kind, const char *release)
 {
-    const struct upstream_api *api = kinds[kind];
+    struct api_release out = {0};
 
-    return api->packs_handles_at_init != NULL && api->packs_handles_at_init(release);
-}
-
-bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report *report)
-{
-    const struct upstream_api *api = kinds[kind];
-
-    return api->renames_for_lora != NULL && report->has_lora &&
-           api->renames_for_lora(report->release);
+    if (kinds[kind]->read_release != NULL)
+        kinds[kind]->read_release(&out, release);
+    return out;
 }
 
 int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
@@ -60,13 +54,6 @@ int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char 
     json_auto_t *config = api_read_config(kind, text, len, e);
 
     return config != NULL ? kinds[kind]->names_for_lora(out, release, architecture, config, e) : -1;
-}
-
-const char *api_refuses_windows(enum upstream_kind kind, const char *release)
-{
-    const struct upstream_api *api = kinds[kind];
-
-    return api->refuses_windows != NULL ? api->refuses_windows(release) : NULL;
 }
 
 bool api_has_mapped_nothing(enum upstream_kind kind, int status, const char *text, size_t len)
@@ -116,64 +103,55 @@ bool api_context_equal(const struct api_context *a, const struct api_context *b)
 }
 
 /* Errors: ERR_BAD_REQUEST at the first member that the row refuses and a client sent. */
-static int refuse(const struct api_draft *d, const struct api_op_row *row)
+static int refuse(const struct api_draft *d, const struct api_row *row)
 {
-    char field[64];
-    int len;
+    char field[1 + API_WORD_MAX] = "/";
 
-    for (const char *at = row->refuses; at != NULL && *at != '\0'; at += len + (at[len] == ' ')) {
-        len = (int)strcspn(at, " ");
-        (void)snprintf(field, sizeof field, "/%.*s", len, at);
+    for (const char *at = row->refuses; (at = api_next_word(field + 1, at)) != NULL;)
         if (api_has(d->own, field + 1))
             return err_set(d->e, ERR_BAD_REQUEST, field, "%s upstreams do not support %s%s",
                            d->api->name, field + 1, row->takes != NULL ? row->takes : "");
-    }
     return 0;
+}
+
+/* What the row says of it. Errors: ERR_NO_MEMORY. */
+static int begin_request(struct api_request *out, const struct api_row *row, struct err *e)
+{
+    *out = (struct api_request){.method = row->method, .older = row->older};
+    if (row->path != NULL)
+        (void)api_set_path(out, row->path);
+    return row->body != NULL ? api_set_text(out, strdup(row->body), e) : 0;
 }
 
 int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_op op,
                      const struct api_args *args, const struct api_context *ctx, struct err *e)
 {
-    const struct api_op_row *row = &kinds[kind]->ops[op];
-    struct api_request made = {.method = row->method};
+    const struct api_row *row = &kinds[kind]->ops[op];
     const struct api_draft d = {.api = kinds[kind],
                                 .args = args,
                                 .ctx = ctx,
                                 .own = args->native != NULL ? args->native->json : NULL,
-                                .out = &made,
+                                .out = out,
                                 .e = e};
-    int rc;
+    int rc = begin_request(out, row, e);
 
-    if (row->path != NULL)
-        (void)api_set_path(&made, row->path);
-    rc = refuse(&d, row);
+    if (rc == 0)
+        rc = refuse(&d, row);
     if (rc == 0 && row->make != NULL)
         rc = row->make(&d);
     if (rc != 0)
-        api_request_fini(&made);
-    *out = made;
+        api_request_fini(out);
     return rc;
 }
 
 int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_query query,
                    struct err *e)
 {
-    const struct api_query_row *row = &kinds[kind]->queries[query];
-    struct api_request made = {.method = "GET", .older = row->older};
+    int rc = begin_request(out, &kinds[kind]->queries[query], e);
 
-    memset(out, 0, sizeof *out);
-    if (row->path == NULL)
-        return 0;
-    (void)api_set_path(&made, row->path);
-    if (row->body != NULL) {
-        made.method = "POST";
-        made.body = strdup(row->body);
-        made.body_len = strlen(row->body);
-        if (made.body == NULL)
-            return api_no_memory(e);
-    }
-    *out = made;
-    return 0;
+    if (rc != 0)
+        api_request_fini(out);
+    return rc;
 }
 
 enum err_code api_error_code(const char *name)

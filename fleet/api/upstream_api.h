@@ -47,10 +47,18 @@ struct upstream_caps {
 /* upstream_caps - static. */
 const struct upstream_caps *upstream_caps(enum upstream_kind kind);
 
-/* api_packs_handles_at_init - does this release take how IPC handles are packed only when its
- * transfer is set up (API_INIT_TRANSFER), not in each update?
- * @release  of upstream_report; NULL or unreadable: the newest */
-bool api_packs_handles_at_init(enum upstream_kind kind, const char *release);
+/* How a release of a kind differs from others. */
+struct api_release {
+    bool packs_handles_at_init; /* it takes how IPC handles are packed only when its transfer is set
+                                   up (API_INIT_TRANSFER), not in each update */
+    bool renames_for_lora;      /* if it can load adapters, it may not take plain names */
+    /* Why it cannot take a version by windows, memory that is overwritten when it has answered
+     * (fleet/handoff/handoff_windows.h), and what to do; static. NULL: it can */
+    const char *refuses_windows;
+};
+
+/* api_release_of - @release  of upstream_report; NULL or unreadable: the newest */
+struct api_release api_release_of(enum upstream_kind kind, const char *release);
 
 /* What the parameters of a model are called in updates. */
 enum api_names {
@@ -59,14 +67,12 @@ enum api_names {
     API_NAMES_LORA_EMBEDDING /* and those of the embedding */
 };
 
-/* api_renames_for_lora - may an upstream not take plain names?
- * api_names_for_lora - which names such a one takes.
+/* api_names_for_lora - which names an upstream takes whose release may rename them.
  * @release       of upstream_report
  * @architecture  of its model, as in config.json; NULL: not known
  * @text          its reply 200 to API_GET_CONFIG
  * Errors: ERR_UNREADABLE: that is none; ERR_CONFLICT: its names are not known, so that it cannot be
  * updated; the message says why, as a predicate, and what to do. */
-bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report *report);
 int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
                        const char *architecture, const char *text, size_t len, struct err *e);
 
@@ -295,12 +301,6 @@ bool api_adapter_is_absent(enum upstream_kind kind, const char *name, int status
 bool api_is_auth_error(int status);
 bool api_is_auth_error_proxied(enum upstream_kind kind, int status);
 const char *api_auth_error_text(int status, bool has_key);
-
-/* api_refuses_windows - why an upstream cannot take a version by windows, memory that is
- * overwritten when it has answered (fleet/handoff/handoff_windows.h), and what to do; static. NULL:
- * it can.
- * @release  of upstream_report; NULL or unreadable: the newest */
-const char *api_refuses_windows(enum upstream_kind kind, const char *release);
 
 /* api_has_mapped_nothing - of a reply of failure to API_UPDATE_WEIGHTS: is it certain that no rank
  * has mapped, nor will map, the memory that the request names? */

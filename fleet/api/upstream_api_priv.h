@@ -20,20 +20,15 @@ struct api_draft {
  * api_make_request's; api_make_request() cleans up. */
 typedef int api_make_fn(const struct api_draft *d);
 
-/* A zeroed row: this kind needs no request for the operation. */
-struct api_op_row {
+/* A zeroed row: this kind needs no request for the operation, or does not have the query. */
+struct api_row {
     const char *method, *path; /* NULL: none, `make` only refuses */
-    api_make_fn *make;         /* NULL: the request has no body */
+    api_make_fn *make;         /* of an operation; NULL: there is nothing to complete */
     const char *refuses; /* members of our own body that it cannot express, between spaces; NULL:
                             none */
     const char *takes;   /* what it takes instead of these; NULL: nothing */
-};
-
-/* A zeroed row: this kind does not have the query. */
-struct api_query_row {
-    const char *path;
-    const char *older; /* in older releases; NULL: the same */
-    const char *body;  /* static, and the method is POST; NULL: GET */
+    const char *body;    /* static; NULL: none, or that of `make` */
+    const char *older;   /* the path in older releases; NULL: the same */
 };
 
 /* One token of a prompt that every vocabulary has. */
@@ -49,8 +44,7 @@ struct upstream_api {
     const char *name;
     const char *wrong_kind_hint; /* of api_wrong_kind_hint */
     struct upstream_caps caps;
-    struct api_op_row ops[API_OPS];
-    struct api_query_row queries[API_QUERIES];
+    struct api_row ops[API_OPS], queries[API_QUERIES];
 
     /* Fills a zeroed *out from a reply to API_GET_STATUS. */
     void (*read_status)(struct upstream_report *out, const char *text, size_t len);
@@ -74,14 +68,11 @@ struct upstream_api {
     bool (*reset_is_proven)(const struct api_args *args, const json_t *reply);
     /* api_adapter_is_absent; NULL: status 404 says so, and nothing else. */
     bool (*adapter_is_absent)(const char *name, int status, const json_t *reply);
-    /* api_packs_handles_at_init; NULL: never. */
-    bool (*packs_handles_at_init)(const char *release);
-    /* api_renames_for_lora, api_names_for_lora; both NULL: never. */
-    bool (*renames_for_lora)(const char *release);
+    /* api_release_of, into a zeroed *out; NULL: no release differs. */
+    void (*read_release)(struct api_release *out, const char *release);
+    /* api_names_for_lora; NULL: none renames them. */
     int (*names_for_lora)(enum api_names *out, const char *release, const char *architecture,
                           const json_t *config, struct err *e);
-    /* api_refuses_windows; NULL: it takes them. */
-    const char *(*refuses_windows)(const char *release);
     /* api_has_mapped_nothing; NULL: never known. */
     bool (*has_mapped_nothing)(int status, const json_t *reply);
 };
@@ -106,17 +97,15 @@ json_t *vllm_with_names(json_t *info, enum api_names names);
 
 /* ---- api_body.c: requests ---- */
 
-/* A member of our own body and its name in the upstream's. */
-struct api_member {
-    const char *ours, *theirs;
-};
-
 int api_no_memory(struct err *e);
 
 /* api_send_nothing - this upstream needs no request. Returns 0. */
 int api_send_nothing(const struct api_draft *d);
 
 int api_set_path(struct api_request *out, const char *path);
+
+/* api_set_text - sets the body. Steals text; NULL: no memory for it. Errors: ERR_NO_MEMORY. */
+int api_set_text(struct api_request *out, char *text, struct err *e);
 
 /* api_set_body - steals body; NULL: building it ran out of memory. Errors: ERR_NO_MEMORY. */
 int api_set_body(const struct api_draft *d, json_t *body);
@@ -125,8 +114,14 @@ int api_set_body(const struct api_draft *d, json_t *body);
 json_t *api_tags(const struct api_draft *d);
 
 /* api_pick - a new object with those members of the client's body that are there and not null.
- * NULL: no memory. @members  up to a zeroed one */
-json_t *api_pick(const json_t *own, const struct api_member *members);
+ * NULL: no memory.
+ * @members  their names, between spaces; "ours=theirs" if the upstream has another one */
+json_t *api_pick(const json_t *own, const char *members);
+
+/* api_next_word - the next of words between spaces. Returns: what follows it; NULL: there is none.
+ * @at  may be NULL */
+enum { API_WORD_MAX = 64 };
+const char *api_next_word(char word[API_WORD_MAX], const char *at);
 
 /* api_at - borrowed; NULL: there is none. @pointer  a JSON pointer without escapes, "/error/code"
  */

@@ -19,23 +19,14 @@ enum {
 
 enum { VLLM_BUCKET_NBYTES = 1 << 30 }; /* of a packed broadcast, if no request says it */
 
-static bool vllm_packs_handles_at_init(const char *release)
+static void vllm_read_release(struct api_release *out, const char *release)
 {
-    return vllm_has(release, VLLM_PACKS_HANDLES_AT_INIT);
-}
-
-static bool vllm_renames_for_lora(const char *release)
-{
-    return !vllm_has(release, VLLM_LOADS_THROUGH_LORA);
-}
-
-static const char *vllm_refuses_windows(const char *release)
-{
-    return vllm_has(release, VLLM_COPIES_PACKED_HANDLES)
-               ? NULL
-               : "--stage host needs vLLM 0.24 or newer: an older one still reads a window after "
-                 "it "
-                 "has answered; update it, or give a GPU, as in --stage cuda:0";
+    out->packs_handles_at_init = vllm_has(release, VLLM_PACKS_HANDLES_AT_INIT);
+    out->renames_for_lora = !vllm_has(release, VLLM_LOADS_THROUGH_LORA);
+    if (!vllm_has(release, VLLM_COPIES_PACKED_HANDLES))
+        out->refuses_windows = "--stage host needs vLLM 0.24 or newer: an older one still reads a "
+                               "window after it has answered; update it, or give a GPU, as in "
+                               "--stage cuda:0";
 }
 
 static bool is_on(const json_t *native, const char *member)
@@ -58,14 +49,9 @@ static uint64_t bucket_nbytes(const json_t *native)
 /* Adds how tensors are packed to init_info. Steals info; NULL: no memory. */
 static json_t *with_init_packing(json_t *info, const json_t *native)
 {
-    static const struct api_member members[] = {
-        {"packed", "packed"},
-        {"bucket_nbytes", "packed_buffer_size_bytes"},
-        {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
-        {"packed_num_buffers", "packed_num_buffers"},
-        {0}};
-    static const struct api_member whether[] = {{"packed", "packed"}, {0}};
-    json_t *packing = api_pick(native, is_on(native, "packed") ? members : whether);
+    static const char how[] = "packed bucket_nbytes=packed_buffer_size_bytes "
+                              "packed_buffer_size_bytes packed_num_buffers";
+    json_t *packing = api_pick(native, is_on(native, "packed") ? how : "packed");
 
     if (packing != NULL && json_object_update_new(info, packing) == 0)
         return info;
@@ -78,21 +64,17 @@ static json_t *handles_init_info(const struct api_draft *d)
 {
     const struct api_join *join = d->args->join;
 
-    if (!join->packed_given || !vllm_packs_handles_at_init(d->ctx->release))
+    if (!join->packed_given || !vllm_has(d->ctx->release, VLLM_PACKS_HANDLES_AT_INIT))
         return json_object();
     return json_pack("{s:b}", "packed", (int)join->packed);
 }
 
 static json_t *group_init_info(const struct api_draft *d)
 {
-    static const struct api_member members[] = {{"master_address", "master_address"},
-                                                {"master_port", "master_port"},
-                                                {"world_size", "world_size"},
-                                                {"rank_offset", "rank_offset"},
-                                                {"nccl_unique_id", "nccl_unique_id_b64"},
-                                                {0}};
-    json_t *info = api_with_rank(api_pick(d->own, members), d->ctx);
+    json_t *info = api_pick(d->own, "master_address master_port world_size rank_offset "
+                                    "nccl_unique_id=nccl_unique_id_b64");
 
+    info = api_with_rank(info, d->ctx);
     return vllm_has(d->ctx->release, VLLM_PACKS_GROUP_AT_INIT) ? with_init_packing(info, d->own)
                                                                : info;
 }
@@ -116,11 +98,6 @@ static int vllm_shutdown_transfer(const struct api_draft *d)
 }
 
 /* updates */
-
-static int vllm_start_update(const struct api_draft *d)
-{
-    return api_set_body(d, json_pack("{s:b}", "is_checkpoint_format", 1));
-}
 
 /* With sizes all tensors are one broadcast, which has no bound. */
 static uint64_t broadcast_nbytes_max(const json_t *native)
@@ -167,13 +144,8 @@ static json_t *with_update_packing(json_t *info, const json_t *native)
 
 static int vllm_update_weights(const struct api_draft *d)
 {
-    static const struct api_member members[] = {{"names", "names"},
-                                                {"dtypes", "dtype_names"},
-                                                {"dtype_names", "dtype_names"},
-                                                {"shapes", "shapes"},
-                                                {"tensor_sizes", "tensor_sizes"},
-                                                {"ipc_handles_pickled", "ipc_handles_pickled"},
-                                                {0}};
+    static const char members[] = "names dtypes=dtype_names dtype_names shapes tensor_sizes "
+                                  "ipc_handles_pickled";
     bool group = api_has(d->own, "transport");
     bool packs_at_init = vllm_has(d->ctx->release,
                                   group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
@@ -258,12 +230,10 @@ static int vllm_reset_prefix_cache(const struct api_draft *d)
 /* An empty list means all requests there: none is sent. */
 static int vllm_abort_requests(const struct api_draft *d)
 {
-    static const struct api_member members[] = {{"request_ids", "request_ids"}, {0}};
-
     if (api_has(d->own, "request_ids") &&
         json_array_size(json_object_get(d->own, "request_ids")) == 0)
         return api_send_nothing(d);
-    return api_set_body(d, api_pick(d->own, members));
+    return api_set_body(d, api_pick(d->own, "request_ids"));
 }
 
 /* replies */
@@ -357,8 +327,9 @@ const struct upstream_api vllm_api = {
                                    "group_name"},
             [API_SHUTDOWN_TRANSFER] = {"POST", "/shutdown_weight_transfer_engine",
                                        vllm_shutdown_transfer},
-            [API_START_UPDATE] = {"POST", "/start_weight_update", vllm_start_update,
-                                  "partial convert trainer_ranks"},
+            [API_START_UPDATE] = {"POST", "/start_weight_update",
+                                  .body = "{\"is_checkpoint_format\":true}",
+                                  .refuses = "partial convert trainer_ranks"},
             [API_UPDATE_WEIGHTS] = {"POST", "/update_weights", vllm_update_weights,
                                     "shm path ipc_handles buckets plan_id per_gpu checksums "
                                     "metadata_by_gpu expected_digest "
@@ -367,11 +338,11 @@ const struct upstream_api vllm_api = {
             [API_FINISH_UPDATE] = {"POST", "/finish_weight_update", vllm_finish_update,
                                    "checksums"},
             [API_PAUSE] = {"POST", "/pause", vllm_pause},
-            [API_RESUME] = {"POST", "/resume", NULL},
+            [API_RESUME] = {"POST", "/resume"},
             [API_SLEEP] = {"POST", "/sleep", vllm_sleep},
             [API_WAKE] = {"POST", "/wake_up", vllm_wake},
             [API_RESET_PREFIX_CACHE] = {"POST", "/reset_prefix_cache", vllm_reset_prefix_cache},
-            [API_RESET_ENCODER_CACHE] = {"POST", "/reset_encoder_cache", NULL},
+            [API_RESET_ENCODER_CACHE] = {"POST", "/reset_encoder_cache"},
             [API_ABORT_REQUESTS] = {"POST", "/abort_requests", vllm_abort_requests},
             [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", api_load_adapter},
             [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", api_unload_adapter},
@@ -380,19 +351,20 @@ const struct upstream_api vllm_api = {
         },
     .queries =
         {
-            [API_GET_STATUS] = {"/metrics", NULL},
-            [API_GET_PROBE_VERSION] = {"/weight_info", NULL},
-            [API_GET_VERSION] = {"/weight_info", NULL},
-            [API_GET_RANKS] = {"/get_world_size", NULL},
-            [API_GENERATE_TOKEN] = {"/v1/completions", NULL, API_ONE_TOKEN},
-            [API_GENERATE_CANARY] = {"/v1/completions", NULL,
-                                     "{\"prompt\":" API_CANARY_PROMPT
-                                     ",\"max_tokens\":1,\"temperature\":0,\"prompt_logprobs\":1}"},
-            [API_GET_CHECKSUMS] = {"/weight_checker", NULL, "{\"action\":\"checksum\"}"},
-            [API_GET_RELEASE] = {"/version", NULL},
-            [API_GET_PAUSED] = {"/is_paused", NULL},
-            [API_GET_ASLEEP] = {"/is_sleeping", NULL},
-            [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
+            [API_GET_STATUS] = {"GET", "/metrics"},
+            [API_GET_PROBE_VERSION] = {"GET", "/weight_info"},
+            [API_GET_VERSION] = {"GET", "/weight_info"},
+            [API_GET_RANKS] = {"GET", "/get_world_size"},
+            [API_GENERATE_TOKEN] = {"POST", "/v1/completions", .body = API_ONE_TOKEN},
+            [API_GENERATE_CANARY] = {"POST", "/v1/completions",
+                                     .body = "{\"prompt\":" API_CANARY_PROMPT
+                                             ",\"max_tokens\":1,\"temperature\":0,"
+                                             "\"prompt_logprobs\":1}"},
+            [API_GET_CHECKSUMS] = {"POST", "/weight_checker", .body = "{\"action\":\"checksum\"}"},
+            [API_GET_RELEASE] = {"GET", "/version"},
+            [API_GET_PAUSED] = {"GET", "/is_paused"},
+            [API_GET_ASLEEP] = {"GET", "/is_sleeping"},
+            [API_GET_CONFIG] = {"GET", "/server_info?config_format=json"},
         },
     .read_status = vllm_read_status,
     .version_at = "/weight_version",
@@ -404,8 +376,6 @@ const struct upstream_api vllm_api = {
     .config = api_vllm_config,
     .check_done = api_check_success,
     .reset_is_proven = vllm_reset_is_proven,
-    .packs_handles_at_init = vllm_packs_handles_at_init,
-    .renames_for_lora = vllm_renames_for_lora,
+    .read_release = vllm_read_release,
     .names_for_lora = vllm_names_for_lora,
-    .refuses_windows = vllm_refuses_windows,
 };

@@ -369,8 +369,9 @@ static int check_upstreams(struct handoff_request *r, struct err *e)
         if (!fleet_update_has_engine(r->fc, r->s, it))
             continue;
         fleet_info(fleet_of(r->fc), it, &info);
-        text = api_refuses_windows(upstream_kind(it),
-                                   is_sglang ? r->ranks[i].release : info.report.release);
+        text = api_release_of(upstream_kind(it),
+                              is_sglang ? r->ranks[i].release : info.report.release)
+                   .refuses_windows;
         if (text != NULL)
             (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", upstream_name(it), text);
         else if (is_sglang)

@@ -17,7 +17,8 @@ static bool needs_names(const struct fleet_part *p, const void *arg)
     if (p->two_phase || p->names_known || p->out)
         return false;
     fleet_info(fleet_of(fc), p->upstream, &info);
-    return api_renames_for_lora(upstream_kind(p->upstream), &info.report);
+    return info.report.has_lora &&
+           api_release_of(upstream_kind(p->upstream), info.report.release).renames_for_lora;
 }
 
 /* New text, or NULL: it is not known. The engine's own directory may be on another host, and then

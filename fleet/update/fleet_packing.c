@@ -16,7 +16,7 @@ static bool needs_packing(const struct fleet_part *p, const void *arg)
 
     fleet_info(fleet_of(t->fc), p->upstream, &info);
     return part_needs_start(p) && !p->out && p->packing != t->now &&
-           api_packs_handles_at_init(upstream_kind(p->upstream), info.report.release);
+           api_release_of(upstream_kind(p->upstream), info.report.release).packs_handles_at_init;
 }
 
 static void on_packing_set(struct fleet_part *p, struct fleet_result *result, void *arg)

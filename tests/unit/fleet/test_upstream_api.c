@@ -715,18 +715,21 @@ static void test_make_request_of_a_started_update(void **state)
 static void test_windows_are_refused_with_a_reason(void **state)
 {
     (void)state;
-    assert_null(api_refuses_windows(UPSTREAM_BATON, NULL));
-    assert_null(api_refuses_windows(UPSTREAM_VLLM, NULL)); /* not probed yet: the newest */
-    assert_null(api_refuses_windows(UPSTREAM_VLLM, "0.24.0"));
-    assert_null(api_refuses_windows(UPSTREAM_VLLM, "0.33.1rc0"));
-    assert_non_null(strstr(api_refuses_windows(UPSTREAM_VLLM, "0.23.1"), "0.24"));
-    assert_null(api_refuses_windows(UPSTREAM_SGLANG, NULL));
-    assert_null(api_refuses_windows(UPSTREAM_SGLANG, ""));
-    assert_null(api_refuses_windows(UPSTREAM_SGLANG, "0.5.6.post2"));
-    assert_null(api_refuses_windows(UPSTREAM_SGLANG, "0.6.0"));
-    assert_null(api_refuses_windows(UPSTREAM_SGLANG, "1.0.0"));
-    assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.5.5.post3"), "0.5.6"));
-    assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.4.10"), "--stage cuda:0"));
+    assert_null(api_release_of(UPSTREAM_BATON, NULL).refuses_windows);
+    assert_null(
+        api_release_of(UPSTREAM_VLLM, NULL).refuses_windows); /* not probed yet: the newest */
+    assert_null(api_release_of(UPSTREAM_VLLM, "0.24.0").refuses_windows);
+    assert_null(api_release_of(UPSTREAM_VLLM, "0.33.1rc0").refuses_windows);
+    assert_non_null(strstr(api_release_of(UPSTREAM_VLLM, "0.23.1").refuses_windows, "0.24"));
+    assert_null(api_release_of(UPSTREAM_SGLANG, NULL).refuses_windows);
+    assert_null(api_release_of(UPSTREAM_SGLANG, "").refuses_windows);
+    assert_null(api_release_of(UPSTREAM_SGLANG, "0.5.6.post2").refuses_windows);
+    assert_null(api_release_of(UPSTREAM_SGLANG, "0.6.0").refuses_windows);
+    assert_null(api_release_of(UPSTREAM_SGLANG, "1.0.0").refuses_windows);
+    assert_non_null(
+        strstr(api_release_of(UPSTREAM_SGLANG, "0.5.5.post3").refuses_windows, "0.5.6"));
+    assert_non_null(
+        strstr(api_release_of(UPSTREAM_SGLANG, "0.4.10").refuses_windows, "--stage cuda:0"));
 }
 
 static bool mapped_nothing(enum upstream_kind kind, int status, const char *text)

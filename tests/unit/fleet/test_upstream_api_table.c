@@ -71,13 +71,13 @@ static void test_each_row_is_a_request(void **state)
         const struct upstream_api *api = upstream_api((enum upstream_kind)kind);
 
         for (int op = 0; op < API_OPS; op++) {
-            const struct api_op_row *row = &api->ops[op];
+            const struct api_row *row = &api->ops[op];
 
             assert_int_equal(row->method == NULL, row->path == NULL);
             assert_true(row->path == NULL || row->path[0] == '/');
         }
         for (int query = 0; query < API_QUERIES; query++) {
-            const struct api_query_row *row = &api->queries[query];
+            const struct api_row *row = &api->queries[query];
 
             assert_true(row->path == NULL || row->path[0] == '/');
             assert_true(row->older == NULL || (row->path != NULL && row->older[0] == '/'));

@@ -280,8 +280,10 @@ static void test_names_for_lora(void **state)
 
         api_read_status(&report, UPSTREAM_VLLM, engines[i].metrics, strlen(engines[i].metrics));
         (void)snprintf(report.release, sizeof report.release, "%s", engines[i].release);
-        assert_int_equal(api_renames_for_lora(UPSTREAM_VLLM, &report), engines[i].renames);
-        assert_false(api_renames_for_lora(UPSTREAM_SGLANG, &report));
+        assert_int_equal(report.has_lora &&
+                             api_release_of(UPSTREAM_VLLM, report.release).renames_for_lora,
+                         engines[i].renames);
+        assert_false(api_release_of(UPSTREAM_SGLANG, report.release).renames_for_lora);
     }
 }
 
