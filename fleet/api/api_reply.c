@@ -191,77 +191,60 @@ char *api_read_architecture(const char *text, size_t len)
 const int api_canary_ids[API_CANARY_IDS] = {17, 42, 23, 61, 34, 52, 19, 58,
                                             27, 45, 38, 63, 21, 49, 30, 55};
 
-static void read_values(struct api_canary *out, const struct upstream_api *api, const json_t *reply)
+static enum api_answer read_values(double *out, const struct upstream_api *api, const json_t *reply)
 {
+    enum api_answer answer = API_ANSWER_VALUE;
+
     for (size_t i = 0; i < API_CANARY_VALUES; i++) {
         const json_t *value = api->canary_value(reply, i);
 
-        if (!json_is_number(value) && !json_is_null(value)) {
-            out->kind = API_CANARY_NONE; /* such as the reply to an aborted request */
-            return;
-        }
+        if (!json_is_number(value) && !json_is_null(value))
+            return API_ANSWER_PENDING; /* such as the reply to an aborted request */
         if (json_is_null(value))
-            out->kind = API_CANARY_NOT_FINITE;
-        out->values[i] = json_number_value(value);
+            answer = API_ANSWER_NOT_FINITE;
+        out[i] = json_number_value(value);
     }
+    return answer;
 }
 
-void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status, const char *text,
-                     size_t len)
+enum api_answer api_read_canary(double values[API_CANARY_VALUES], enum upstream_kind kind,
+                                int status, const char *text, size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
+    json_auto_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
 
-    *out = (struct api_canary){.kind = API_CANARY_NONE};
-    if (api->canary_value == NULL) {
-        out->kind = API_CANARY_UNSUPPORTED;
-    } else if (status >= 400 && text != NULL && api->says_not_finite != NULL &&
-               api->says_not_finite(text, len)) {
-        out->kind = API_CANARY_NOT_FINITE;
-    } else if (status >= 400 && status < 500 && status != 408 && status != 429 &&
-               !api_is_auth_error(status)) {
-        out->kind = API_CANARY_UNSUPPORTED;
-    } else if (status == 200) {
-        json_auto_t *reply = json_loadb(text, len, 0, NULL);
-
-        out->kind = API_CANARY_VALUES_READ;
-        read_values(out, api, reply);
-    }
+    if (api->canary_value == NULL)
+        return API_ANSWER_NO_VALUE;
+    if (status == 200)
+        return read_values(values, api, reply);
+    if (status >= 400 && text != NULL && api->says_not_finite != NULL &&
+        api->says_not_finite(text, len))
+        return API_ANSWER_NOT_FINITE;
+    return status >= 400 && status < 500 && status != 408 && status != 429 &&
+                   !api_is_auth_error(status)
+               ? API_ANSWER_NO_VALUE
+               : API_ANSWER_PENDING;
 }
 
-int api_read_checksums(struct api_checksums *out, enum upstream_kind kind, const char *text,
-                       size_t len, struct err *e)
+enum api_answer api_read_checksums(struct buf *out, enum upstream_kind kind, const char *text,
+                                   size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
     json_auto_t *reply = json_loadb(text, len, 0, NULL);
-    json_t *sum, *sums = api->checksums != NULL ? api->checksums(reply) : NULL;
+    json_auto_t *sums = api->checksums != NULL ? api->checksums(reply) : NULL;
+    json_t *value;
     const char *key;
 
-    *out = (struct api_checksums){.reply = sums};
-    if (json_object_size(sums) == 0) {
-        api_checksums_fini(out);
-        return err_set(e, ERR_UNREADABLE, "", "its reply to %s has no checksums",
-                       api->queries[API_GET_CHECKSUMS].path != NULL
-                           ? api->queries[API_GET_CHECKSUMS].path
-                           : "a request for them");
-    }
-    out->list = calloc(json_object_size(sums), sizeof *out->list);
-    if (out->list == NULL) {
-        api_checksums_fini(out);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for checksums");
-    }
-    json_object_foreach(sums, key, sum)
+    json_object_foreach(sums, key, value)
     {
-        out->list[out->n++] = (struct api_checksum){
-            key, json_is_string(sum) ? json_string_value(sum) : ""};
-    }
-    return 0;
-}
+        const char *sum = json_is_string(value) ? json_string_value(value) : "";
 
-void api_checksums_fini(struct api_checksums *c)
-{
-    free(c->list);
-    json_decref(c->reply);
-    *c = (struct api_checksums){0};
+        buf_append(out, key, strlen(key) + 1);
+        buf_append(out, sum, strlen(sum) + 1);
+    }
+    if (out->failed)
+        return API_ANSWER_PENDING;
+    return out->len > 0 ? API_ANSWER_VALUE : API_ANSWER_NO_VALUE;
 }
 
 const char *api_checksum_parameter(enum upstream_kind kind, const char *key)

@@ -4,6 +4,7 @@
 #ifndef BATON_FLEET_API_UPSTREAM_API_H
 #define BATON_FLEET_API_UPSTREAM_API_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "fleet/api/api_args.h"
 #include "fleet/api/upstream_report.h"
@@ -222,38 +223,28 @@ int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t
 char *api_read_model(enum upstream_kind kind, const char *text, size_t len);
 char *api_read_architecture(const char *text, size_t len);
 
-/* Log-probabilities of the tokens of the canary's prompt, but for the first token, which has none.
- */
-enum { API_CANARY_VALUES = 15 };
-struct api_canary {
-    enum api_canary_kind {
-        API_CANARY_NONE,        /* no answer that says anything: ask again */
-        API_CANARY_UNSUPPORTED, /* it refuses the request, and would again */
-        API_CANARY_NOT_FINITE,
-        API_CANARY_VALUES_READ
-    } kind;
-    double values[API_CANARY_VALUES]; /* of API_CANARY_VALUES_READ */
+/* What an upstream has answered to the canary, or to a query of its checksums. */
+enum api_answer {
+    API_ANSWER_PENDING,    /* nothing yet, or nothing that says anything: ask again */
+    API_ANSWER_NO_VALUE,   /* it cannot be asked: it refuses, and would again */
+    API_ANSWER_NOT_FINITE, /* of the canary */
+    API_ANSWER_VALUE
 };
 
-/* api_read_canary - of a reply to API_GENERATE_CANARY.
+/* api_read_canary - of a reply to API_GENERATE_CANARY: log-probabilities of the tokens of its
+ * prompt, but for the first token, which has none.
+ * @values  written if it returns API_ANSWER_VALUE; else undefined
  * @status  0: there is no whole reply */
-void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status, const char *text,
-                     size_t len);
+enum { API_CANARY_VALUES = 15 };
+enum api_answer api_read_canary(double values[API_CANARY_VALUES], enum upstream_kind kind,
+                                int status, const char *text, size_t len);
 
 /* api_read_checksums - of a reply 200 to API_GET_CHECKSUMS: the upstream's name of each parameter,
- * with its rank if it has several, and its checksum. At least one.
- * @out  api_checksums_fini; zeroed on errors. Errors: ERR_UNREADABLE: it does not say;
- *       ERR_NO_MEMORY. */
-struct api_checksums {
-    struct api_checksum {
-        const char *key, *sum; /* borrowed from `reply`; sum "": it is no text */
-    } * list;                  /* owned; [n] */
-    size_t n;
-    void *reply; /* owned */
-};
-int api_read_checksums(struct api_checksums *out, enum upstream_kind kind, const char *text,
-                       size_t len, struct err *e);
-void api_checksums_fini(struct api_checksums *c); /* accepts a zeroed one */
+ * with its rank if it has several, and its checksum, "" if it is no text; each ends in a NUL.
+ * Returns: API_ANSWER_PENDING: no memory; API_ANSWER_NO_VALUE: it does not say.
+ * @out  empty; buf_fini, whatever it returns */
+enum api_answer api_read_checksums(struct buf *out, enum upstream_kind kind, const char *text,
+                                   size_t len);
 
 /* api_checksum_parameter - the parameter's name in a key of api_read_checksums: the end of it. */
 const char *api_checksum_parameter(enum upstream_kind kind, const char *key);

@@ -76,8 +76,8 @@ static void forget_locked(struct fleet_prover *p)
     p->sums = NULL;
     p->n_sums = 0;
     p->has_compared = false;
-    p->canary = PROOF_PENDING;
-    p->checksums = p->with_checksums ? PROOF_PENDING : PROOF_NO_VALUE;
+    p->canary = API_ANSWER_PENDING;
+    p->checksums = p->with_checksums ? API_ANSWER_PENDING : API_ANSWER_NO_VALUE;
     p->verdict = p->sums_verdict = (struct proof_verdict){.state = PROOF_UNPROVEN};
     p->state = PROOF_UNPROVEN;
     p->faulty = p->asked_again = false;
@@ -167,25 +167,12 @@ void fleet_proof_retry_locked(struct fleet_prover *p)
     retry_failed(&p->retry, PROOF_RETRY_US, PROOF_RETRY_MAX_US);
 }
 
-static enum proof_answer read_canary(struct fleet_prover *p, enum upstream_kind kind,
-                                     const struct upstream_reply *r)
-{
-    static const enum proof_answer answers[] = {[API_CANARY_NONE] = PROOF_PENDING,
-                                                [API_CANARY_UNSUPPORTED] = PROOF_NO_VALUE,
-                                                [API_CANARY_NOT_FINITE] = PROOF_BROKEN,
-                                                [API_CANARY_VALUES_READ] = PROOF_VALUE};
-    struct api_canary canary;
-
-    api_read_canary(&canary, kind, r->status, r->text, r->text_len);
-    memcpy(p->values, canary.values, sizeof p->values);
-    return answers[canary.kind];
-}
-
 /* A release, or a device, without them refuses the request. */
-static enum proof_answer refused_checksums(const struct upstream_reply *r)
+static enum api_answer refused_checksums(const struct upstream_reply *r)
 {
-    return r->status >= 400 && r->status < 500 && !api_is_auth_error(r->status) ? PROOF_NO_VALUE
-                                                                                : PROOF_PENDING;
+    return r->status >= 400 && r->status < 500 && !api_is_auth_error(r->status)
+               ? API_ANSWER_NO_VALUE
+               : API_ANSWER_PENDING;
 }
 
 /* The engine may have got another version since it was asked, or may be one that was restarted. In
@@ -206,11 +193,12 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     cnd_broadcast(&fc->changed);
     read = p->asked == p->wanted && may_ask_locked(fc, p, &info);
     if (read && (is_canary || !replies->good)) {
-        enum proof_answer *answer = is_canary ? &p->canary : &p->checksums;
+        enum api_answer *answer = is_canary ? &p->canary : &p->checksums;
 
-        *answer = is_canary ? read_canary(p, upstream_kind(p->upstream), replies)
+        *answer = is_canary ? api_read_canary(p->values, upstream_kind(p->upstream),
+                                              replies->status, replies->text, replies->text_len)
                             : refused_checksums(replies);
-        if (*answer == PROOF_PENDING)
+        if (*answer == API_ANSWER_PENDING)
             fleet_proof_retry_locked(p);
         fc->proof.judge = true;
         read = false;
@@ -242,9 +230,9 @@ static enum api_query next_query_locked(const struct fleet_control *fc,
 {
     if (!retry_is_due(&p->retry))
         return API_QUERIES;
-    if (p->canary == PROOF_PENDING)
+    if (p->canary == API_ANSWER_PENDING)
         return API_GENERATE_CANARY;
-    if (p->checksums == PROOF_PENDING && !is_reading_checksums(fc))
+    if (p->checksums == API_ANSWER_PENDING && !is_reading_checksums(fc))
         return API_GET_CHECKSUMS;
     return API_QUERIES;
 }
@@ -329,30 +317,16 @@ static bool is_unasked_locked(const struct fleet_prover *p, const struct upstrea
            (p->wanted == 0 || !fleet_proof_is_of_version_locked(p, stats));
 }
 
-/* It is asked at the next look, which follows at once. */
-static void begin_if_unasked(struct fleet_prover *p)
-{
-    struct upstream_info info;
-    struct fleet_stats stats;
-    bool unasked;
-
-    fleet_info(fleet_of(p->fc), p->upstream, &info);
-    fleet_stats(fleet_of(p->fc), &stats);
-    mtx_lock(&p->fc->lock);
-    unasked = is_unasked_locked(p, &info, &stats);
-    mtx_unlock(&p->fc->lock);
-    if (unasked)
-        (void)fleet_proof_begin(p->fc, p->upstream, false);
-}
-
 static void look_at(struct fleet_prover *p)
 {
     struct fleet_control *fc = p->fc;
     struct upstream_info info;
+    struct fleet_stats stats;
     enum api_query query = API_QUERIES;
-    bool may, ends;
+    bool may, ends, unasked;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
+    fleet_stats(fleet_of(fc), &stats);
     mtx_lock(&fc->lock);
     if (must_forget_locked(p, &info)) {
         forget_locked(p);
@@ -368,12 +342,15 @@ static void look_at(struct fleet_prover *p)
         p->sent = query;
         p->asked = p->wanted;
     }
+    unasked = is_unasked_locked(p, &info, &stats);
     cnd_broadcast(&fc->changed); /* for fleet_proof_await */
     mtx_unlock(&fc->lock);
     if (ends)
         upstream_fanout_cancel(p->fanout);
     if (query != API_QUERIES)
         ask(p, query);
+    if (unasked) /* it is asked at the next look, which follows at once */
+        (void)fleet_proof_begin(fc, p->upstream, false);
 }
 
 /* On the thread of the upstreams' loop. */
@@ -382,10 +359,8 @@ static void on_timer(void *arg)
     struct fleet_control *fc = arg;
     upstream_list_auto *all = upstreams_list(fc->upstreams);
 
-    for (size_t i = 0; i < all->n; i++) {
+    for (size_t i = 0; i < all->n; i++)
         look_at(&fleet_engine(all->items[i])->proof);
-        begin_if_unasked(&fleet_engine(all->items[i])->proof);
-    }
     fleet_proof_judge(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
                    clock_after_us(PROOF_INTERVAL_US));

@@ -49,9 +49,9 @@ struct fleet_prover {
     uint64_t incarnation, serial;
     char label[FLEET_LABEL_MAX + 1];
     bool with_checksums; /* its checksums are asked for too */
-    enum proof_answer canary, checksums;
-    double values[API_CANARY_VALUES]; /* of the canary, if it is PROOF_VALUE */
-    struct proof_sums *sums;          /* of checksums, if PROOF_VALUE; a reference; NULL: none */
+    enum api_answer canary, checksums;
+    double values[API_CANARY_VALUES]; /* of the canary, if it is API_ANSWER_VALUE */
+    struct proof_sums *sums; /* of checksums, if API_ANSWER_VALUE; a reference; NULL: none */
     size_t n_sums;
     bool has_compared; /* `compared_bytes` is of `sums` */
     struct proof_compared compared_bytes;

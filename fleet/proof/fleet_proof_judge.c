@@ -157,7 +157,7 @@ static void set_why(const struct fleet_prover *p, struct err *why)
 
 static void judge_canaries(struct compared *c)
 {
-    enum proof_answer answers[FLEET_MAX];
+    enum api_answer answers[FLEET_MAX];
     struct proof_verdict verdicts[FLEET_MAX];
 
     for (size_t i = 0; i < c->n; i++)
@@ -169,7 +169,7 @@ static void judge_canaries(struct compared *c)
 
 static void judge_sums(struct compared *c)
 {
-    enum proof_answer answers[FLEET_MAX];
+    enum api_answer answers[FLEET_MAX];
     struct proof_verdict verdicts[FLEET_MAX];
 
     for (size_t i = 0; i < c->n; i++)
@@ -198,8 +198,8 @@ static bool must_ask_again(struct compared *c)
         p->asked_again = p->asked_again || p->verdict.faulty;
     }
     for (size_t i = 0; again && i < c->n; i++)
-        if (c->list[i].now.canary != PROOF_NO_VALUE)
-            c->list[i].now.canary = PROOF_PENDING;
+        if (c->list[i].now.canary != API_ANSWER_NO_VALUE)
+            c->list[i].now.canary = API_ANSWER_PENDING;
     return again;
 }
 

@@ -18,7 +18,7 @@ bool fleet_proof_is_of_version_locked(const struct fleet_prover *p, const struct
 uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, bool checksums);
 
 /* fleet_proof_read_sums - let a job read a reply with checksums. It stores the answer, unless the
- * engine is to be proven anew meanwhile; PROOF_PENDING: it is asked again later.
+ * engine is to be proven anew meanwhile; API_ANSWER_PENDING: it is asked again later.
  * @reply   its text is moved out
  * Threads: the loop's; no lock held. */
 void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply);

@@ -14,7 +14,7 @@ struct reading {
     char *reply; /* owned */
     size_t reply_len;
     uint64_t wanted, serial, incarnation; /* of the prover when it was asked */
-    enum proof_answer answer;
+    enum api_answer answer;
     struct proof_sums *sums; /* one reference; NULL: none */
     bool has_compared;
     struct proof_compared compared;
@@ -22,18 +22,14 @@ struct reading {
 
 static void read_reply(struct reading *r)
 {
-    struct err why = {0};
-    struct api_checksums sums;
+    struct buf text = {0};
 
-    r->answer = PROOF_NO_VALUE;
-    if (api_read_checksums(&sums, r->kind, r->reply, r->reply_len, &why) != 0) {
-        if (why.code == ERR_NO_MEMORY)
-            r->answer = PROOF_PENDING;
-        return;
-    }
-    r->sums = proof_sums_new(r->kind, &sums);
-    r->answer = r->sums != NULL ? PROOF_VALUE : PROOF_PENDING;
-    api_checksums_fini(&sums);
+    r->answer = api_read_checksums(&text, r->kind, r->reply, r->reply_len);
+    if (r->answer == API_ANSWER_VALUE)
+        r->sums = proof_sums_new(r->kind, &text);
+    if (r->answer == API_ANSWER_VALUE && r->sums == NULL)
+        r->answer = API_ANSWER_PENDING;
+    buf_fini(&text);
 }
 
 /* What cannot be compared now is asked for again: by then the engine may have a newer version. */
@@ -43,7 +39,7 @@ static void compare(struct reading *r)
     struct proof_sums *before = NULL;
     struct err why = {0};
 
-    if (r->answer != PROOF_VALUE || fc->proof.committed == NULL)
+    if (r->answer != API_ANSWER_VALUE || fc->proof.committed == NULL)
         return;
     mtx_lock(&fc->lock);
     if (r->p->before_of == r->incarnation)
@@ -52,7 +48,7 @@ static void compare(struct reading *r)
     r->has_compared = proof_committed_compare(fc->proof.committed, r->sums, before, r->serial,
                                               &r->compared, &why) == 0;
     if (!r->has_compared)
-        r->answer = PROOF_PENDING;
+        r->answer = API_ANSWER_PENDING;
     mtx_lock(&fc->lock);
     proof_sums_unref(before);
     mtx_unlock(&fc->lock);
@@ -63,9 +59,9 @@ static void keep_locked(struct reading *r)
     struct fleet_prover *p = r->p;
 
     p->checksums = r->answer;
-    if (r->answer == PROOF_PENDING)
+    if (r->answer == API_ANSWER_PENDING)
         fleet_proof_retry_locked(p);
-    if (r->answer != PROOF_VALUE)
+    if (r->answer != API_ANSWER_VALUE)
         return;
     proof_sums_unref(p->sums);
     p->sums = proof_sums_ref(r->sums);

@@ -8,15 +8,6 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const struct proof_sum *)a)->key, ((const struct proof_sum *)b)->key);
 }
 
-static size_t text_nbytes(const struct api_checksums *from)
-{
-    size_t nbytes = 0;
-
-    for (size_t i = 0; i < from->n; i++)
-        nbytes += strlen(from->list[i].key) + strlen(from->list[i].sum) + 2;
-    return nbytes;
-}
-
 /* FNV-1a. */
 static uint64_t hash_text(uint64_t hash, const char *text)
 {
@@ -25,47 +16,39 @@ static uint64_t hash_text(uint64_t hash, const char *text)
     return (hash ^ '\n') * 1099511628211U;
 }
 
-static const char *copy_text(char **at, const char *text)
+static char *end_of(char *text)
 {
-    char *copy = *at;
-    size_t nbytes = strlen(text) + 1;
-
-    memcpy(copy, text, nbytes);
-    *at += nbytes;
-    return copy;
+    return text + strlen(text) + 1;
 }
 
-static void fill(struct proof_sums *out, enum upstream_kind kind, const struct api_checksums *from)
+static void fill(struct proof_sums *out, enum upstream_kind kind, size_t len)
 {
-    char *at = out->text;
-
-    for (size_t i = 0; i < from->n; i++) {
-        struct proof_sum *s = &out->list[out->n++];
-
-        s->key = copy_text(&at, from->list[i].key);
-        s->name = api_checksum_parameter(kind, s->key);
-        s->sum = copy_text(&at, from->list[i].sum);
-    }
+    for (char *at = out->text; at < out->text + len; at = end_of(end_of(at)))
+        out->list[out->n++] = (struct proof_sum){
+            .key = at, .name = api_checksum_parameter(kind, at), .sum = end_of(at)};
     qsort(out->list, out->n, sizeof *out->list, by_key);
     out->hash = 14695981039346656037U;
     for (size_t i = 0; i < out->n; i++)
         out->hash = hash_text(hash_text(out->hash, out->list[i].key), out->list[i].sum);
 }
 
-struct proof_sums *proof_sums_new(enum upstream_kind kind, const struct api_checksums *from)
+struct proof_sums *proof_sums_new(enum upstream_kind kind, struct buf *from)
 {
     struct proof_sums *s = calloc(1, sizeof *s);
+    size_t len = 0, n = 0;
 
     if (s == NULL)
         return NULL;
     s->n_refs = 1;
-    s->list = calloc(from->n + 1, sizeof *s->list);
-    s->text = malloc(text_nbytes(from) + 1);
+    s->text = buf_take(from, &len);
+    for (size_t i = 0; i < len; i++)
+        n += s->text[i] == '\0';
+    s->list = calloc(n / 2 + 1, sizeof *s->list);
     if (s->list == NULL || s->text == NULL) {
         proof_sums_unref(s);
         return NULL;
     }
-    fill(s, kind, from);
+    fill(s, kind, len);
     return s;
 }
 

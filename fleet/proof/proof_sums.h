@@ -27,8 +27,9 @@ struct proof_sums {
     char *text;             /* of all */
 };
 
-/* proof_sums_new - of what an engine reported. One reference. NULL: no memory. */
-struct proof_sums *proof_sums_new(enum upstream_kind kind, const struct api_checksums *from);
+/* proof_sums_new - of what an engine reported. One reference. NULL: no memory.
+ * @from  of api_read_checksums; its text is moved out */
+struct proof_sums *proof_sums_new(enum upstream_kind kind, struct buf *from);
 
 /* proof_sums_ref - one more; returns `s`. Both accept NULL. */
 struct proof_sums *proof_sums_ref(struct proof_sums *s);

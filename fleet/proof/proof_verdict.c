@@ -24,7 +24,7 @@ struct view {
 };
 
 struct question {
-    const enum proof_answer *answers;
+    const enum api_answer *answers;
     size_t n, n_pending;
     double tolerance;
     proof_distance_fn *distance;
@@ -42,7 +42,7 @@ static struct view view_from(const struct question *q, size_t from)
     struct view v = {0};
 
     for (size_t i = 0; i < q->n; i++) {
-        double d = q->answers[i] == PROOF_VALUE ? distance_of(q, from, i) : -1;
+        double d = q->answers[i] == API_ANSWER_VALUE ? distance_of(q, from, i) : -1;
 
         if (d < 0)
             continue;
@@ -65,7 +65,7 @@ static size_t find_centre(const struct question *q, size_t to)
     size_t best = q->n;
 
     for (size_t i = 0; i < q->n; i++) {
-        if (q->answers[i] != PROOF_VALUE || !is_majority(q, &q->views[i]) ||
+        if (q->answers[i] != API_ANSWER_VALUE || !is_majority(q, &q->views[i]) ||
             (best < q->n && q->views[i].n_agree <= q->views[best].n_agree))
             continue;
         if (distance_of(q, to, i) >= 0)
@@ -92,7 +92,7 @@ static struct proof_verdict judge_value(const struct question *q, size_t i)
     return out;
 }
 
-void proof_judge(const enum proof_answer *answers, size_t n, double tolerance,
+void proof_judge(const enum api_answer *answers, size_t n, double tolerance,
                  proof_distance_fn *distance, const void *arg, struct proof_verdict *out)
 {
     struct question q = {
@@ -100,17 +100,17 @@ void proof_judge(const enum proof_answer *answers, size_t n, double tolerance,
 
     assert(n <= FLEET_MAX);
     for (size_t i = 0; i < n; i++) {
-        q.n_pending += answers[i] == PROOF_PENDING;
-        if (answers[i] == PROOF_VALUE)
+        q.n_pending += answers[i] == API_ANSWER_PENDING;
+        if (answers[i] == API_ANSWER_VALUE)
             q.views[i] = view_from(&q, i);
     }
     for (size_t i = 0; i < n; i++) {
         out[i] = (struct proof_verdict){.state = PROOF_UNPROVEN};
-        if (answers[i] == PROOF_NO_VALUE)
+        if (answers[i] == API_ANSWER_NO_VALUE)
             out[i].state = PROOF_UNKNOWN;
-        else if (answers[i] == PROOF_BROKEN)
+        else if (answers[i] == API_ANSWER_NOT_FINITE)
             out[i] = (struct proof_verdict){.state = PROOF_NOT_FINITE, .faulty = true};
-        else if (answers[i] == PROOF_VALUE)
+        else if (answers[i] == API_ANSWER_VALUE)
             out[i] = judge_value(&q, i);
     }
 }

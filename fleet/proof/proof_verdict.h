@@ -3,16 +3,10 @@
 #ifndef BATON_FLEET_PROOF_PROOF_VERDICT_H
 #define BATON_FLEET_PROOF_PROOF_VERDICT_H
 
+#include "fleet/api/upstream_api.h"
+
 #include <stdbool.h>
 #include <stddef.h>
-
-/* What one engine has answered so far. */
-enum proof_answer {
-    PROOF_PENDING,  /* nothing yet; it may still come */
-    PROOF_NO_VALUE, /* it cannot be asked */
-    PROOF_BROKEN,   /* its values are not finite */
-    PROOF_VALUE
-};
 
 enum proof_state {
     PROOF_UNPROVEN,   /* its answer, or that of engines to compare it with, has not come yet */
@@ -43,9 +37,9 @@ typedef double proof_distance_fn(const void *arg, size_t a, size_t b);
  * by a finite value.
  * @answers    [n], n <= FLEET_MAX
  * @tolerance  two answers agree if their distance is not larger
- * @distance   called for engines with PROOF_VALUE only
+ * @distance   called for engines with API_ANSWER_VALUE only
  * @out        [n] */
-void proof_judge(const enum proof_answer *answers, size_t n, double tolerance,
+void proof_judge(const enum api_answer *answers, size_t n, double tolerance,
                  proof_distance_fn *distance, const void *arg, struct proof_verdict *out);
 
 #endif

@@ -8,17 +8,17 @@
 
 static struct proof_sums *sums_of(enum upstream_kind kind, json_t *from)
 {
-    struct api_checksum list[8];
-    struct api_checksums sums = {.list = list};
+    struct buf sums = {0};
     struct proof_sums *s;
     const char *key;
     json_t *sum;
 
     json_object_foreach(from, key, sum)
     {
-        assert_true(sums.n < sizeof list / sizeof list[0]);
-        list[sums.n++] = (struct api_checksum){key,
-                                               json_is_string(sum) ? json_string_value(sum) : ""};
+        const char *text = json_is_string(sum) ? json_string_value(sum) : "";
+
+        buf_append(&sums, key, strlen(key) + 1);
+        buf_append(&sums, text, strlen(text) + 1);
     }
     s = proof_sums_new(kind, &sums);
     assert_non_null(s);

@@ -23,8 +23,10 @@ static double distance(const void *arg, size_t a, size_t b)
 }
 
 /* "v": the value at its place; "p" pending; "n" none; "b" not finite. */
-static const enum proof_answer answer_of[128] = {
-    ['v'] = PROOF_VALUE, ['p'] = PROOF_PENDING, ['n'] = PROOF_NO_VALUE, ['b'] = PROOF_BROKEN};
+static const enum api_answer answer_of[128] = {['v'] = API_ANSWER_VALUE,
+                                               ['p'] = API_ANSWER_PENDING,
+                                               ['n'] = API_ANSWER_NO_VALUE,
+                                               ['b'] = API_ANSWER_NOT_FINITE};
 
 /* "P" proven, "u" unproven, "?" unknown, "N" not finite; "d" differs, "D" and is faulty. */
 static char letter_of(const struct proof_verdict *v)
@@ -80,7 +82,7 @@ static void test_rows(void **state)
 {
     (void)state;
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
-        enum proof_answer answers[6];
+        enum api_answer answers[6];
         struct proof_verdict out[6];
         char found[7] = "";
         size_t n = strlen(rows[r].answers);
@@ -104,7 +106,7 @@ static void test_random(void **state)
 
     (void)state;
     for (int round = 0; round < 2000; round++) {
-        enum proof_answer answers[12], turned[12];
+        enum api_answer answers[12], turned[12];
         struct proof_verdict out[12], back[12];
         double at[12], turned_at[12];
         size_t n, n_value = 0, n_pending = 0;
@@ -113,13 +115,13 @@ static void test_random(void **state)
         n = 1 + seed / 65536 % 12;
         for (size_t i = 0; i < n; i++) {
             seed = seed * 1103515245 + 12345;
-            answers[i] = (seed / 65536 % 6) == 0 ? PROOF_PENDING : PROOF_VALUE;
+            answers[i] = (seed / 65536 % 6) == 0 ? API_ANSWER_PENDING : API_ANSWER_VALUE;
             seed = seed * 1103515245 + 12345;
             at[i] = 10.0 * (seed / 65536 % 3);
             turned[n - 1 - i] = answers[i];
             turned_at[n - 1 - i] = at[i];
-            n_value += answers[i] == PROOF_VALUE;
-            n_pending += answers[i] == PROOF_PENDING;
+            n_value += answers[i] == API_ANSWER_VALUE;
+            n_pending += answers[i] == API_ANSWER_PENDING;
         }
         proof_judge(answers, n, tolerance, distance, at, out);
         proof_judge(turned, n, tolerance, distance, turned_at, back);
@@ -129,7 +131,7 @@ static void test_random(void **state)
             assert_int_equal(out[i].state, back[n - 1 - i].state);
             assert_int_equal(out[i].faulty, back[n - 1 - i].faulty);
             for (size_t k = 0; k < n && out[i].faulty; k++)
-                n_others += answers[k] == PROOF_VALUE && fabs(at[k] - at[i]) > tolerance &&
+                n_others += answers[k] == API_ANSWER_VALUE && fabs(at[k] - at[i]) > tolerance &&
                             out[k].state == PROOF_PROVEN;
             assert_true(!out[i].faulty || (n_others >= 2 && 2 * n_others > n_value + n_pending));
         }
@@ -138,13 +140,13 @@ static void test_random(void **state)
 
 static void test_many(void **state)
 {
-    static enum proof_answer answers[FLEET_MAX];
+    static enum api_answer answers[FLEET_MAX];
     static struct proof_verdict out[FLEET_MAX];
     static double at[FLEET_MAX];
 
     (void)state;
     for (size_t i = 0; i < FLEET_MAX; i++) {
-        answers[i] = PROOF_VALUE;
+        answers[i] = API_ANSWER_VALUE;
         at[i] = i == 7 ? 50 : 5;
     }
     proof_judge(answers, FLEET_MAX, tolerance, distance, at, out);

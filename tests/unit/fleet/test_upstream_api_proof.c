@@ -41,12 +41,11 @@ static void sglang_reply(char out[TEXT_MAX], const char *special)
     (void)snprintf(out + len, (size_t)(TEXT_MAX - len), "]}}");
 }
 
-static enum api_canary_kind kind_of(enum upstream_kind kind, int status, const char *text)
+static enum api_answer kind_of(enum upstream_kind kind, int status, const char *text)
 {
-    struct api_canary c;
+    double values[API_CANARY_VALUES];
 
-    api_read_canary(&c, kind, status, text, strlen(text));
-    return c.kind;
+    return api_read_canary(values, kind, status, text, strlen(text));
 }
 
 static void test_values(void **state)
@@ -55,16 +54,17 @@ static void test_values(void **state)
 
     (void)state;
     for (int kind = UPSTREAM_VLLM; kind <= UPSTREAM_SGLANG; kind++) {
-        struct api_canary c;
+        double values[API_CANARY_VALUES];
+        enum api_answer answer;
 
         if (kind == UPSTREAM_VLLM)
             vllm_reply(text, NULL);
         else
             sglang_reply(text, NULL);
-        api_read_canary(&c, (enum upstream_kind)kind, 200, text, strlen(text));
-        assert_int_equal(c.kind, API_CANARY_VALUES_READ);
+        answer = api_read_canary(values, (enum upstream_kind)kind, 200, text, strlen(text));
+        assert_int_equal(answer, API_ANSWER_VALUE);
         for (int i = 0; i < API_CANARY_VALUES; i++)
-            assert_true(fabs(c.values[i] + (i + 1.5)) < 1e-9);
+            assert_true(fabs(values[i] + (i + 1.5)) < 1e-9);
     }
 }
 
@@ -94,15 +94,15 @@ static void test_not_finite(void **state)
 
     (void)state;
     sglang_reply(text, "null");
-    assert_int_equal(kind_of(UPSTREAM_SGLANG, 200, text), API_CANARY_NOT_FINITE);
+    assert_int_equal(kind_of(UPSTREAM_SGLANG, 200, text), API_ANSWER_NOT_FINITE);
     assert_int_equal(
         kind_of(UPSTREAM_VLLM, 400,
                 "{\"error\":{\"message\":\"Out of range float values are not JSON compliant: nan\","
                 "\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}"),
-        API_CANARY_NOT_FINITE);
+        API_ANSWER_NOT_FINITE);
     assert_int_equal(kind_of(UPSTREAM_VLLM, 500,
                              "{\"detail\":\"Out of range float values are not JSON compliant\"}"),
-                     API_CANARY_NOT_FINITE);
+                     API_ANSWER_NOT_FINITE);
 }
 
 static void test_no_answer(void **state)
@@ -110,25 +110,25 @@ static void test_no_answer(void **state)
     static const struct {
         int status;
         const char *text;
-        enum api_canary_kind kind;
+        enum api_answer kind;
     } rows[] = {
-        {0, "", API_CANARY_NONE},
-        {200, "", API_CANARY_NONE},
-        {200, "{}", API_CANARY_NONE},
-        {200, "[]", API_CANARY_NONE},
+        {0, "", API_ANSWER_PENDING},
+        {200, "", API_ANSWER_PENDING},
+        {200, "{}", API_ANSWER_PENDING},
+        {200, "[]", API_ANSWER_PENDING},
         {200, "{\"choices\":[{\"prompt_logprobs\":null,\"finish_reason\":\"abort\"}]}",
-         API_CANARY_NONE},
+         API_ANSWER_PENDING},
         {200, "{\"choices\":[{\"prompt_logprobs\":[null,{\"42\":{\"logprob\":-1}}]}]}",
-         API_CANARY_NONE},
+         API_ANSWER_PENDING},
         {200, "{\"meta_info\":{\"input_token_logprobs\":[[null,17,null],[-1.5,42,null]]}}",
-         API_CANARY_NONE},
-        {429, "{}", API_CANARY_NONE},
-        {401, "{}", API_CANARY_NONE},
-        {500, "{\"error\":\"x\"}", API_CANARY_NONE},
-        {503, "", API_CANARY_NONE},
+         API_ANSWER_PENDING},
+        {429, "{}", API_ANSWER_PENDING},
+        {401, "{}", API_ANSWER_PENDING},
+        {500, "{\"error\":\"x\"}", API_ANSWER_PENDING},
+        {503, "", API_ANSWER_PENDING},
         {400, "{\"error\":{\"message\":\"prompt_logprobs is not supported\"}}",
-         API_CANARY_UNSUPPORTED},
-        {404, "{\"detail\":\"Not Found\"}", API_CANARY_UNSUPPORTED},
+         API_ANSWER_NO_VALUE},
+        {404, "{\"detail\":\"Not Found\"}", API_ANSWER_NO_VALUE},
     };
     char text[TEXT_MAX];
 
@@ -137,30 +137,22 @@ static void test_no_answer(void **state)
         assert_int_equal(kind_of(UPSTREAM_VLLM, rows[i].status, rows[i].text), rows[i].kind);
         assert_int_equal(kind_of(UPSTREAM_SGLANG, rows[i].status, rows[i].text), rows[i].kind);
     }
-    assert_int_equal(kind_of(UPSTREAM_BATON, 200, "{}"), API_CANARY_UNSUPPORTED);
+    assert_int_equal(kind_of(UPSTREAM_BATON, 200, "{}"), API_ANSWER_NO_VALUE);
     vllm_reply(text, "\"x\":"); /* no JSON */
-    assert_int_equal(kind_of(UPSTREAM_VLLM, 200, text), API_CANARY_NONE);
+    assert_int_equal(kind_of(UPSTREAM_VLLM, 200, text), API_ANSWER_PENDING);
     vllm_reply(text, NULL);
     memcpy(strstr(text, "\"61\""), "\"60\"", 4); /* another token's */
-    assert_int_equal(kind_of(UPSTREAM_VLLM, 200, text), API_CANARY_NONE);
+    assert_int_equal(kind_of(UPSTREAM_VLLM, 200, text), API_ANSWER_PENDING);
 }
 
-static struct api_checksums sums_of(enum upstream_kind kind, const char *text, int *rc)
+static void assert_sums(enum upstream_kind kind, const char *text, const char *expected, size_t len)
 {
-    struct err e = {0};
-    struct api_checksums sums;
+    struct buf sums = {0};
 
-    *rc = api_read_checksums(&sums, kind, text, strlen(text), &e);
-    assert_true(*rc == 0 || e.code == ERR_UNREADABLE);
-    return sums;
-}
-
-static const char *sum_of(const struct api_checksums *sums, const char *key)
-{
-    for (size_t i = 0; i < sums->n; i++)
-        if (strcmp(sums->list[i].key, key) == 0)
-            return sums->list[i].sum;
-    return "";
+    assert_int_equal(api_read_checksums(&sums, kind, text, strlen(text)), API_ANSWER_VALUE);
+    assert_int_equal(sums.len, len);
+    assert_memory_equal(sums.data, expected, len);
+    buf_fini(&sums);
 }
 
 static void test_checksums(void **state)
@@ -171,30 +163,29 @@ static void test_checksums(void **state)
                                       "{\"ranks\":[]}",
                                       "[1]",
                                       "{\"success\":false,\"message\":\"no\"}"};
-    struct api_checksums sums;
-    int rc;
+    static const char vllm[] = "dp0:pp0:pcp0:tp0:model.norm.weight\0ab\0b\0";
+    static const char sglang[] = "rank 0/a\00001\0rank 0/b\00002\0rank 1/a\00003\0rank 1/b\0"
+                                 "\0draft rank 1/a\00005";
 
     (void)state;
-    sums = sums_of(UPSTREAM_VLLM, "{\"checksums\":{\"dp0:pp0:pcp0:tp0:model.norm.weight\":\"ab\"}}",
-                   &rc);
-    assert_int_equal(sums.n, 1);
-    api_checksums_fini(&sums);
-    sums = sums_of(UPSTREAM_SGLANG,
-                   "{\"success\":true,\"ranks\":["
-                   "{\"checksums\":{\"a\":\"01\",\"b\":\"02\"},\"parallelism_info\":{\"rank\":0}},"
-                   "{\"checksums\":{\"a\":\"03\",\"b\":\"04\"},\"parallelism_info\":{\"rank\":1}},"
-                   "{\"checksums\":{\"a\":\"05\"},\"parallelism_info\":{\"role\":\"draft\","
-                   "\"rank\":1}}]}",
-                   &rc);
-    assert_int_equal(sums.n, 5);
-    assert_string_equal(sum_of(&sums, "rank 1/a"), "03");
-    assert_string_equal(sum_of(&sums, "draft rank 1/a"), "05");
-    api_checksums_fini(&sums);
+    assert_sums(UPSTREAM_VLLM,
+                "{\"checksums\":{\"dp0:pp0:pcp0:tp0:model.norm.weight\":\"ab\",\"b\":7}}", vllm,
+                sizeof vllm);
+    assert_sums(UPSTREAM_SGLANG,
+                "{\"success\":true,\"ranks\":["
+                "{\"checksums\":{\"a\":\"01\",\"b\":\"02\"},\"parallelism_info\":{\"rank\":0}},"
+                "{\"checksums\":{\"a\":\"03\",\"b\":4},\"parallelism_info\":{\"rank\":1}},"
+                "{\"checksums\":{\"a\":\"05\"},\"parallelism_info\":{\"role\":\"draft\","
+                "\"rank\":1}}]}",
+                sglang, sizeof sglang);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         for (int kind = 0; kind < UPSTREAM_KINDS; kind++) {
-            sums = sums_of((enum upstream_kind)kind, bad[i], &rc);
-            assert_int_equal(rc, -1);
-            api_checksums_fini(&sums);
+            struct buf sums = {0};
+
+            assert_int_equal(
+                api_read_checksums(&sums, (enum upstream_kind)kind, bad[i], strlen(bad[i])),
+                API_ANSWER_NO_VALUE);
+            assert_int_equal(sums.len, 0);
         }
 }
 
