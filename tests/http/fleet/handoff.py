@@ -111,7 +111,7 @@ def fails(kind, skip=0, faults=(500, "drop"), **how):
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
     with Stage(kind, kind, min_ready=1, **how) as s:
         s.push("00100", "a")
-        assert re.search(r" was handed to the upstreams, in [0-9]+ ms; 1 hand-off, 0 repairs\n", shown(s, "status")), shown(s, "status")
+        assert re.search(r" was handed to the upstreams, in [0-9.]+ m?s; 1 hand-off, 0 repairs\n", shown(s, "status")), shown(s, "status")
         for fault in faults:
             s.taps[0].skip = skip
             s.taps[0].fault = (path, fault)
