@@ -181,7 +181,7 @@ static void server_stop(struct server *s)
     if (s->fleet.control != NULL)
         fleet_abort_update_at_stop(s->fleet.control); /* by the loop that upstreams_stop ends */
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
-    handoff_stop(s->fleet.handoff);     /* so does this one, and the update worker waits for it */
+    handoff_stop(s->fleet.handoff);     /* the update worker waits for one of their jobs */
     fleet_proof_stop(s->fleet.control);
     if (s->fleet.executor != NULL) /* its jobs may wait for the next */
         workers_stop(s->fleet.executor);
@@ -239,10 +239,10 @@ static void free_generate(struct server *s)
 /* The loops of the HTTP servers, which use both, have ended. */
 static void free_fleet(struct server *s)
 {
-    handoff_free(s->fleet.handoff);
     adapter_dir_free(s->fleet.adapter_dir);
     proxy_free(s->fleet.proxy);
     upstreams_free(s->fleet.upstreams);
+    handoff_free(s->fleet.handoff);
     fleet_control_free(s->fleet.control);
 }
 

@@ -28,7 +28,7 @@ struct workers;
 struct fleet_control_cfg {
     struct upstreams *upstreams;
     struct workers *executor; /* of jobs that wait for engines */
-    struct workers *blocking; /* of those that read committed bytes */
+    struct workers *blocking; /* of what blocks on a GPU, and of those that read committed bytes */
     uint64_t update_us;       /* for one step of an update at one engine */
     struct history *history;  /* of ended updates; NULL: none is kept */
     bool pause_fenced;        /* engines that are fenced for their weights are paused too */

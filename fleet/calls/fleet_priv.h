@@ -54,7 +54,7 @@ struct fleet_engine {
     struct fleet_task task;             /* what it needs besides (fleet/want/fleet_reconcile.h) */
     struct fleet_prover proof;
 
-    struct retry repair;         /* of the hand-off's thread, and so is the next one */
+    struct retry repair;         /* of the hand-off (struct handoff), and so is the next one */
     struct window_reader window; /* of an SGLang */
 };
 

@@ -11,8 +11,6 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 
-#include <assert.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +20,6 @@ enum {
     RETRY_US = 500000,         /* delay after the first failure; doubled each time … */
     RETRY_MAX_US = 10000000    /* … up to this */
 };
-
-#define NO_MEMORY "no memory for the hand-off"
 
 /* What is handed over now. */
 struct attempt {
@@ -36,14 +32,21 @@ struct handoff {
     struct cnd changed; /* `info`, `tried`, `repairing` or `stopping` changed */
     struct handoff_info info;
     uint64_t tried; /* the last serial of which a hand-off ended, in whatever way */
-    bool stopping, repairing;
+    bool stopping;
+    bool running; /* the job is posted */
+    bool repairing;
     bool given_up; /* atomic, also read without the lock: the repair under way is not waited for */
 
     struct handoff_cfg cfg;          /* immutable, as is the next */
     struct handoff_windows *windows; /* owned; NULL: the version is on GPUs */
-    pthread_t thread;
-    bool joined;      /* of the owner's thread */
-    struct retry all; /* of the hand-off's thread */
+
+    /* Of the job while `running`, else of the loop's thread, as the repair of each engine. */
+    struct retry all;
+    struct upstream *behind; /* one reference: the job repairs it; NULL: it is for all */
+
+    struct job job; /* of the loop's thread, and so are the next two */
+    struct loop_item item;
+    struct loop_timer timer;
 };
 
 /* one hand-off */
@@ -65,22 +68,45 @@ static int send_export(struct handoff_request *r, const struct handoff_export *x
     return handoff_request_send(r, e);
 }
 
+struct exporting {
+    const struct handoff_cfg *cfg;
+    const struct version *v;
+    bool named;
+    struct handoff_export *out;
+    struct err *e;
+    int rc;
+};
+
+static void run_export(void *arg)
+{
+    struct exporting *x = arg;
+
+    x->rc = handoff_export_init(x->out, x->cfg->store, x->v, x->cfg->cuda, x->named, x->e);
+}
+
+static int export_and_send(struct handoff *h, struct handoff_request *r, const struct version *v,
+                           struct err *e)
+{
+    struct handoff_export out = {0};
+    struct exporting x = {&h->cfg, v, r->n_sglangs > 0, &out, e, -1};
+
+    workers_call(h->cfg.control->cfg.blocking, run_export, &x);
+    if (x.rc == 0)
+        x.rc = send_export(r, &out, e);
+    handoff_export_fini(&out);
+    return x.rc;
+}
+
 static int send_version(struct handoff *h, struct fleet_session *s, const struct version *v,
                         struct err *e)
 {
-    struct handoff_export x = {0};
     struct handoff_request *r;
     int rc;
 
     if (handoff_request_new(&r, h->cfg.control, s, e) != 0)
         return -1;
-    if (h->windows != NULL)
-        rc = handoff_windows_send(h->windows, r, v, e);
-    else
-        rc = handoff_export_init(&x, h->cfg.store, v, h->cfg.cuda, r->n_sglangs > 0, e) == 0
-                 ? send_export(r, &x, e)
-                 : -1;
-    handoff_export_fini(&x);
+    rc = h->windows != NULL ? handoff_windows_send(h->windows, r, v, e)
+                            : export_and_send(h, r, v, e);
     handoff_request_free(r);
     return rc;
 }
@@ -110,7 +136,7 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
     return rc;
 }
 
-/* the thread */
+/* the job */
 
 static void log_handed(const struct attempt *a, uint64_t took_us, const struct err *why)
 {
@@ -154,6 +180,49 @@ static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
     mtx_unlock(&h->lock);
 }
 
+/* Decides what the version is handed to. A version that was committed just now is for all engines,
+ * not only for those behind. */
+static void begin_attempt(struct handoff *h, struct attempt *a)
+{
+    mtx_lock(&h->lock);
+    if (h->info.done != a->v->serial || h->info.wanted != a->v->serial)
+        a->upstream = NULL;
+    h->repairing = a->upstream != NULL;
+    __atomic_store_n(&h->given_up, false, __ATOMIC_RELEASE);
+    mtx_unlock(&h->lock);
+}
+
+static void run_reap(void *store)
+{
+    store_reap(store);
+}
+
+static void run(void *arg)
+{
+    struct handoff *h = arg;
+    struct attempt a = {.upstream = h->behind};
+    uint64_t began_us = clock_now_us();
+    struct err why = {0};
+    bool pinned = store_pin(h->cfg.store, &a.v, &why) == 0, news;
+
+    if (pinned) {
+        begin_attempt(h, &a);
+        (void)hand_over(h, &a, &why);
+        note(h, &a, clock_now_us() - began_us, &why);
+        if (store_unpin_deferred(h->cfg.store, a.v))
+            workers_call(h->cfg.control->cfg.blocking, run_reap, h->cfg.store);
+    }
+    upstream_unref(h->behind);
+    mtx_lock(&h->lock);
+    h->running = false;
+    news = pinned && h->info.wanted > h->tried;
+    mtx_unlock(&h->lock);
+    if (news)
+        loop_post(upstreams_loop(h->cfg.control->upstreams), &h->item);
+}
+
+/* what there is to do */
+
 /* An engine that is awake (a repair is refused while weights are asleep), lacks the version, and is
  * due: the one that has failed least often, so that one which hangs does not keep others waiting
  * again and again. A reference; NULL: there is none. */
@@ -179,79 +248,37 @@ static struct upstream *find_behind(struct handoff *h)
     return found != NULL ? upstream_ref(found) : NULL;
 }
 
-/* Decides what the version is handed to. A version that was committed just now is for all engines,
- * not only for those behind. */
-static void begin_attempt(struct handoff *h, struct attempt *a)
+/* Is there something to hand over? @behind  out: one reference, as in struct handoff */
+static bool find_work(struct handoff *h, struct upstream **behind)
 {
-    mtx_lock(&h->lock);
-    if (h->info.done != a->v->serial || h->info.wanted != a->v->serial)
-        a->upstream = NULL;
-    h->repairing = a->upstream != NULL;
-    __atomic_store_n(&h->given_up, false, __ATOMIC_RELEASE);
-    mtx_unlock(&h->lock);
-}
-
-/* @upstream  to repair it; NULL: for all */
-static void try_once(struct handoff *h, struct upstream *upstream)
-{
-    struct attempt a = {.upstream = upstream};
-    uint64_t began_us = clock_now_us();
-    struct err why = {0};
-
-    if (store_pin(h->cfg.store, &a.v, &why) != 0) {
-        mtx_lock(&h->lock);
-        if (!h->stopping)
-            (void)cnd_wait(&h->changed, &h->lock, clock_after_us(RETRY_US));
-        mtx_unlock(&h->lock);
-        return;
-    }
-    begin_attempt(h, &a);
-    (void)hand_over(h, &a, &why);
-    note(h, &a, clock_now_us() - began_us, &why);
-    store_unpin(h->cfg.store, a.v);
-}
-
-/* Waits until there is something to do. Returns false at a stop.
- * @news  out: a version to hand over; else engines are to be looked at */
-static bool wait_for_work(struct handoff *h, bool *news)
-{
-    bool go_on;
+    bool idle, news, settled;
 
     mtx_lock(&h->lock);
-    if (!h->stopping && h->info.wanted <= h->tried)
-        (void)cnd_wait(&h->changed, &h->lock, clock_after_us(LOOK_US));
+    idle = !h->running && !h->stopping;
     /* A version that was never tried does not wait for the delay after a failure. */
-    *news = h->info.wanted > h->tried || (h->info.wanted > h->info.done && retry_is_due(&h->all));
-    go_on = !h->stopping;
+    news = idle &&
+           (h->info.wanted > h->tried || (h->info.wanted > h->info.done && retry_is_due(&h->all)));
+    settled = idle && h->info.done > 0 && h->info.done == h->info.wanted;
     mtx_unlock(&h->lock);
-    return go_on;
+    *behind = !news && settled && retry_is_due(&h->all) ? find_behind(h) : NULL;
+    return news || *behind != NULL;
 }
 
-static bool is_settled(struct handoff *h)
-{
-    bool settled;
-
-    mtx_lock(&h->lock);
-    settled = h->info.done > 0 && h->info.done == h->info.wanted;
-    mtx_unlock(&h->lock);
-    return settled;
-}
-
-static void *handoff_main(void *arg)
+/* The job is refused only when the executor has stopped, which it does after the loop. */
+static void look(void *arg)
 {
     struct handoff *h = arg;
-    struct upstream *upstream;
-    bool news;
+    struct upstream *behind;
+    struct err ignored = {0};
 
-    while (wait_for_work(h, &news)) {
-        if (news)
-            try_once(h, NULL);
-        else if (is_settled(h) && retry_is_due(&h->all) && (upstream = find_behind(h)) != NULL) {
-            try_once(h, upstream);
-            upstream_unref(upstream);
-        }
+    if (find_work(h, &behind)) {
+        h->behind = behind;
+        mtx_lock(&h->lock);
+        h->running = true;
+        mtx_unlock(&h->lock);
+        (void)workers_post(h->cfg.control->cfg.executor, &h->job, WORKERS_URGENT, &ignored);
     }
-    return NULL;
+    loop_timer_set(upstreams_loop(h->cfg.control->upstreams), &h->timer, clock_after_us(LOOK_US));
 }
 
 int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e)
@@ -261,44 +288,34 @@ int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err 
     if (h == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     h->cfg = *cfg;
+    h->job = (struct job){.run = run, .arg = h};
+    h->item = (struct loop_item){.run = look, .arg = h};
+    h->timer = (struct loop_timer){.fire = look, .arg = h};
+    if (cfg->window_nbytes > 0 && handoff_windows_new(&h->windows, cfg, e) != 0) {
+        free(h);
+        return -1;
+    }
     mtx_init(&h->lock, MTX_LEAF);
     cnd_init(&h->changed);
-    if (cfg->window_nbytes > 0 && handoff_windows_new(&h->windows, cfg, e) != 0)
-        goto err_lock;
-    if (pthread_create(&h->thread, NULL, handoff_main, h) != 0) {
-        (void)err_set(e, ERR_INTERNAL, "", "the thread of the hand-off could not be started");
-        goto err_windows;
-    }
-    (void)pthread_setname_np(h->thread, "handoff");
+    loop_post(upstreams_loop(cfg->control->upstreams), &h->item);
     *out = h;
     return 0;
-
-err_windows:
-    handoff_windows_free(h->windows);
-err_lock:
-    cnd_fini(&h->changed);
-    mtx_fini(&h->lock);
-    free(h);
-    return -1;
 }
 
 void handoff_stop(struct handoff *h)
 {
-    if (h == NULL || h->joined)
+    if (h == NULL)
         return;
     mtx_lock(&h->lock);
     h->stopping = true;
     cnd_broadcast(&h->changed);
     mtx_unlock(&h->lock);
-    (void)pthread_join(h->thread, NULL);
-    h->joined = true;
 }
 
 void handoff_free(struct handoff *h)
 {
     if (h == NULL)
         return;
-    handoff_stop(h);
     handoff_windows_free(h->windows);
     cnd_fini(&h->changed);
     mtx_fini(&h->lock);
@@ -312,8 +329,8 @@ void handoff_want(struct handoff *h, uint64_t serial)
     mtx_lock(&h->lock);
     if (h->info.wanted < serial)
         h->info.wanted = serial;
-    cnd_broadcast(&h->changed);
     mtx_unlock(&h->lock);
+    loop_post(upstreams_loop(h->cfg.control->upstreams), &h->item);
 }
 
 /* A repair that goes well ends by itself soon. Its engine gets the new version with the others. */

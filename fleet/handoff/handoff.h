@@ -3,11 +3,14 @@
  * update of the fleet (fleet/update/) whose bytes are the committed ones, mapped by CUDA IPC, so
  * that engines are quiesced for one device copy only.
  *
- * One thread does all of it. A hand-off that fails is repeated from the committed bytes. An engine
- * that answers without the fleet's version, because it was restarted, joined or was fenced, gets it
- * by a repair: an update of this engine alone, while the others serve. The next try of each engine
- * is due by its own failures. A repair that hangs ends when its engine goes down, when a new
- * version waits for it, or with the time of a step; others behind are repaired after it. */
+ * A job of the fleet's executor does it, one at a time, begun by a look of the upstreams' loop each
+ * 250 ms, or at once when there is something to do. What blocks on a GPU runs where jobs keep their
+ * threads (fleet_control_cfg.blocking). A hand-off that fails is repeated from the committed bytes.
+ * An engine that answers without the fleet's version, because it was restarted, joined or was
+ * fenced, gets it by a repair: an update of this engine alone, while the others serve. The next try
+ * of each engine is due by its own failures. A repair that hangs ends when its engine goes down,
+ * when a new version waits for it, or with the time of a step; others behind are repaired after it.
+ */
 #ifndef BATON_FLEET_HANDOFF_HANDOFF_H
 #define BATON_FLEET_HANDOFF_HANDOFF_H
 
@@ -29,18 +32,19 @@ struct handoff_cfg {
     uint64_t window_nbytes; /* in host memory: window_nbytes_choose's; else 0 */
 };
 
-/* handoff_new - take the memory of the windows, if there are any, and start the thread.
- * Errors: ERR_NO_MEMORY; ERR_INTERNAL (the thread); handoff_windows_new's. */
+/* handoff_new - take the memory of the windows, if there are any. Looks begin with upstreams_start.
+ * Errors: ERR_NO_MEMORY; handoff_windows_new's. */
 int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e);
 
-/* handoff_stop - end the thread, and every wait. After upstreams_stop, so that nothing it waits for
- * lasts. Repeating is harmless. handoff_free - stops first; accepts NULL. */
+/* handoff_stop - end every wait of handoff_version. After upstreams_stop: no job begins any more,
+ * and the one that runs does not last. Accepts NULL; repeating is harmless.
+ * handoff_free - when the executor has stopped, and the loop is freed. Accepts NULL. */
 void handoff_stop(struct handoff *h);
 void handoff_free(struct handoff *h);
 
 /* handoff_version - the store has committed version `serial`: hand it over, and wait until that was
  * tried once.
- * Threads: any but the thread of the hand-off; no lock held.
+ * Threads: any but the hand-off's job; no lock held.
  * Blocks: up to HANDOFF_WAIT_STEPS times the time of a step of an update.
  * Errors: ERR_NOT_HANDED_OVER: fewer than --min-ready engines have the version, and it is tried
  *         again, until a stop; the message has the first failure. The version stays committed. */

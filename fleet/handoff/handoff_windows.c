@@ -17,11 +17,10 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
-    READ_US = 3000000,   /* from an SGLang's answer until all its ranks have dropped the window */
-    READ_NAP_NS = 100000 /* between two looks */
+    READ_US = 3000000, /* from an SGLang's answer until all its ranks have dropped the window */
+    READ_NAP_US = 100  /* between two looks */
 };
 
 #define READER_REMEDY                                                                              \
@@ -29,7 +28,7 @@ enum {
     "a GPU, as in --stage cuda:0"
 
 struct handoff_windows {
-    struct handoff_cfg cfg;                    /* immutable, as all but the last */
+    struct handoff_cfg cfg;                    /* immutable, as all of it */
     struct device *device;                     /* borrowed from the store */
     struct window_plan plan;                   /* owned */
     struct slab_pool *pool;                    /* owned; of `slab` */
@@ -39,8 +38,16 @@ struct handoff_windows {
     struct tensor_spec bytes;                  /* a half, as torch sees it */
     struct handoff_gpus gpus;
     char ref_name[IPC_REF_NAME_MAX + 1];
-    struct device_batch
-        *filling[WINDOW_HALVES]; /* of the sending thread; owned; NULL: none is running */
+};
+
+/* A version on its way. */
+struct sending {
+    const struct handoff_windows *w;
+    const struct version *v;
+    uint32_t n_begun, n_read; /* windows: which are being copied, or were; which all have read */
+    struct device_batch *filling[WINDOW_HALVES]; /* owned; NULL: none is running */
+    struct err *e;
+    int rc; /* of fill_halves */
 };
 
 /* the halves */
@@ -137,44 +144,67 @@ void handoff_windows_free(struct handoff_windows *w)
 
 /* Queues the copies of a window into its half, of which no engine reads any more. Tensors that are
  * adjacent in host memory too are one copy. */
-static int fill_begin(struct handoff_windows *w, const struct version *v, uint32_t k, struct err *e)
+static int fill_begin(struct sending *s, uint32_t k)
 {
+    const struct handoff_windows *w = s->w;
     const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
     uint64_t dst = w->slab->addr + k % WINDOW_HALVES * w->stride, src = 0, nbytes = 0;
-    struct device_batch **batch = &w->filling[k % WINDOW_HALVES];
+    struct device_batch **batch = &s->filling[k % WINDOW_HALVES];
     int rc = 0;
 
     assert(*batch == NULL);
-    if (device_batch_new(w->device, batch, e) != 0)
+    if (device_batch_new(w->device, batch, s->e) != 0)
         return -1;
     for (uint32_t i = w->plan.first[k]; i < w->plan.first[k + 1] && rc == 0; i++) {
         uint32_t index = w->plan.tensors[i].index;
-        uint64_t at = v->places[0][index].addr;
+        uint64_t at = s->v->places[0][index].addr;
 
         if (specs[index].nbytes == 0)
             continue;
         if (at != src + nbytes) {
-            rc = device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, e);
+            rc = device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, s->e);
             dst += nbytes;
             src = at;
             nbytes = 0;
         }
         nbytes += specs[index].nbytes;
     }
-    return rc == 0 ? device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, e)
+    return rc == 0 ? device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, s->e)
                    : rc;
 }
 
 /* Waits until a window is in its half. */
-static int fill_end(struct handoff_windows *w, uint32_t k, struct err *e)
+static int fill_end(struct sending *s, uint32_t k)
 {
-    struct progress p = {.deadline_us = clock_after_us(fleet_update_us(w->cfg.control))};
-    struct device_batch **batch = &w->filling[k % WINDOW_HALVES];
-    int rc = *batch != NULL ? device_batch_wait(*batch, &p, e) : 0;
+    struct progress p = {.deadline_us = clock_after_us(fleet_update_us(s->w->cfg.control))};
+    struct device_batch **batch = &s->filling[k % WINDOW_HALVES];
+    int rc = *batch != NULL ? device_batch_wait(*batch, &p, s->e) : 0;
 
     device_batch_free(*batch);
     *batch = NULL;
     return rc;
+}
+
+/* Begins to fill the halves that are free, and waits for the next window; at first for both. */
+static void fill_halves(void *arg)
+{
+    struct sending *s = arg;
+    uint32_t n = s->w->plan.n, n_ready = s->n_read > 0 ? s->n_read + 1 : WINDOW_HALVES;
+
+    s->rc = 0;
+    for (; s->n_begun < n && s->n_begun < s->n_read + WINDOW_HALVES && s->rc == 0; s->n_begun++)
+        s->rc = fill_begin(s, s->n_begun);
+    for (uint32_t k = s->n_read; k < n && k < n_ready && s->rc == 0; k++)
+        s->rc = fill_end(s, k);
+}
+
+/* After an error: nothing is copied any more. */
+static void stop_filling(void *arg)
+{
+    const struct sending *s = arg;
+
+    for (uint32_t i = 0; i < WINDOW_HALVES; i++)
+        device_batch_free(s->filling[i]);
 }
 
 /* requests */
@@ -299,11 +329,18 @@ static int send_window(const struct handoff_windows *w, struct handoff_request *
     return rc;
 }
 
+/* Nobody signals it: torch counts down in shared memory. */
+static void nap(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    (void)cnd_wait(&fc->changed, &fc->lock, clock_after_us(READ_NAP_US));
+    mtx_unlock(&fc->lock);
+}
+
 /* Waits until the SGLangs have read a window which they have answered. One that does not end is out
  * of the update. */
 static int wait_read(struct handoff_request *r, struct err *e)
 {
-    static const struct timespec nap = {.tv_nsec = READ_NAP_NS};
     uint64_t deadline_us = clock_after_us(READ_US);
     int rc = 0;
 
@@ -314,7 +351,7 @@ static int wait_read(struct handoff_request *r, struct err *e)
 
         while (window_reader_has_window(reader) && fleet_update_has_engine(r->fc, r->s, it) &&
                !clock_passed(deadline_us))
-            (void)nanosleep(&nap, NULL);
+            nap(r->fc);
         if (!window_reader_has_window(reader) || !fleet_update_has_engine(r->fc, r->s, it))
             continue;
         (void)err_set(&why, ERR_TIMEOUT, "",
@@ -384,38 +421,23 @@ static int check_upstreams(struct handoff_request *r, struct err *e)
     return rc;
 }
 
-/* The first two windows are in their halves. */
-static int send_windows(struct handoff_windows *w, struct handoff_request *r,
-                        const struct version *v, struct err *e)
+int handoff_windows_send(struct handoff_windows *w, struct handoff_request *r,
+                         const struct version *v, struct err *e)
 {
-    int rc = 0;
+    struct workers *blocking = w->cfg.control->cfg.blocking;
+    struct sending s = {.w = w, .v = v, .e = e};
+    int rc = check_upstreams(r, e);
 
     for (uint32_t k = 0; k < w->plan.n && rc == 0; k++) {
-        rc = fill_end(w, k, e);
+        s.n_read = k;
+        workers_call(blocking, fill_halves, &s);
+        rc = s.rc;
         if (rc == 0)
             rc = send_window(w, r, k, e);
         if (rc == 0)
             rc = wait_read(r, e);
-        if (rc == 0 && k + WINDOW_HALVES < w->plan.n)
-            rc = fill_begin(w, v, k + WINDOW_HALVES, e);
     }
-    return rc;
-}
-
-int handoff_windows_send(struct handoff_windows *w, struct handoff_request *r,
-                         const struct version *v, struct err *e)
-{
-    int rc = check_upstreams(r, e);
-
-    for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
-        rc = fill_begin(w, v, k, e);
-    for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
-        rc = fill_end(w, k, e);
-    if (rc == 0)
-        rc = send_windows(w, r, v, e);
-    for (uint32_t i = 0; i < WINDOW_HALVES; i++) { /* after an error: nothing is copied any more */
-        device_batch_free(w->filling[i]);
-        w->filling[i] = NULL;
-    }
+    if (rc != 0)
+        workers_call(blocking, stop_filling, &s);
     return rc;
 }

@@ -38,15 +38,14 @@ static struct handoff *handoff;
 static struct tensor_list *model; /* of all versions; to the end */
 
 int __wrap_store_pin(struct store *s, const struct version **out, struct err *e);
-void __wrap_store_unpin(struct store *s, const struct version *v);
+bool __wrap_store_unpin_deferred(struct store *s, const struct version *v);
 __typeof__(handoff_export_init) __wrap_handoff_export_init;
 __typeof__(handoff_export_fini) __wrap_handoff_export_fini;
-int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *),
-                          void *arg);
-int __real_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *),
-                          void *arg);
-int __wrap_pthread_join(pthread_t thread, void **result);
-int __real_pthread_join(pthread_t thread, void **result);
+__typeof__(upstreams_loop) __wrap_upstreams_loop;
+__typeof__(loop_post) __wrap_loop_post;
+__typeof__(loop_timer_set) __wrap_loop_timer_set;
+__typeof__(workers_post) __wrap_workers_post;
+__typeof__(workers_call) __wrap_workers_call;
 
 int __wrap_store_pin(struct store *s, const struct version **out, struct err *e)
 {
@@ -57,11 +56,12 @@ int __wrap_store_pin(struct store *s, const struct version **out, struct err *e)
     return 0;
 }
 
-void __wrap_store_unpin(struct store *s, const struct version *v)
+bool __wrap_store_unpin_deferred(struct store *s, const struct version *v)
 {
     (void)s;
     assert_true(w.pinned[v->serial] > 0);
     w.pinned[v->serial]--;
+    return false;
 }
 
 static struct tensor_list *model_list(void)
@@ -111,45 +111,120 @@ void __wrap_handoff_export_fini(struct handoff_export *x)
     free(x->named);
 }
 
-/* ---- the thread, which takes turns with this test ---- */
+/* ---- the loop and the executor: one thread, which takes turns with this test ---- */
 
 static struct {
-    void *(*run)(void *);
-    void *arg;
-} started;
+    pthread_t thread;
+    struct mtx lock; /* to wait; the thread waits for `changed` */
+    struct cnd changed;
+    struct loop_item *item; /* what is queued; NULL: nothing */
+    struct loop_timer *timer;
+    struct job *job;
+    bool ends;
+} loop;
+
+struct loop *__wrap_upstreams_loop(struct upstreams *u)
+{
+    (void)u;
+    return NULL;
+}
+
+void __wrap_loop_post(struct loop *l, struct loop_item *item)
+{
+    (void)l;
+    assert_true(loop.item == NULL || loop.item == item);
+    loop.item = item;
+    cnd_broadcast(&loop.changed);
+}
+
+void __wrap_loop_timer_set(struct loop *l, struct loop_timer *t, uint64_t due_us)
+{
+    (void)l;
+    t->due_us = due_us;
+    loop.timer = t;
+}
+
+int __wrap_workers_post(struct workers *to, struct job *job, enum workers_lane lane, struct err *e)
+{
+    (void)to;
+    (void)lane;
+    (void)e;
+    assert_null(loop.job);
+    loop.job = job;
+    return 0;
+}
+
+void __wrap_workers_call(struct workers *to, void (*call)(void *arg), void *arg)
+{
+    (void)to;
+    call(arg);
+}
+
+static void wait_for_timer(void)
+{
+    mtx_lock(&loop.lock);
+    (void)cnd_wait(&loop.changed, &loop.lock, loop.timer->due_us);
+    mtx_unlock(&loop.lock);
+}
+
+static void do_next(void)
+{
+    struct loop_item *item = loop.item;
+    struct job *job = loop.job;
+
+    loop.item = NULL;
+    loop.job = NULL;
+    if (job != NULL)
+        job->run(job->arg);
+    else if (item != NULL)
+        item->run(item->arg);
+    else if (clock_passed(loop.timer->due_us))
+        loop.timer->fire(loop.timer->arg);
+    else
+        wait_for_timer();
+}
 
 static void *take_turns(void *arg)
 {
-    void *result;
-
     (void)arg;
     me = TRAINER;
     assert_int_equal(pthread_mutex_lock(&w.lock), 0);
     while (w.turn != me)
         (void)pthread_cond_wait(&w.changed, &w.lock);
     (void)pthread_mutex_unlock(&w.lock);
-    result = started.run(started.arg);
+    while (!loop.ends || loop.job != NULL)
+        do_next();
     assert_int_equal(pthread_mutex_lock(&w.lock), 0);
     w.done[TRAINER] = true;
     w.turn = OTHER;
     (void)pthread_cond_broadcast(&w.changed);
     (void)pthread_mutex_unlock(&w.lock);
-    return result;
+    return NULL;
 }
 
-int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *),
-                          void *arg)
+static void handoff_begin(void)
 {
-    started.run = run;
-    started.arg = arg;
-    return __real_pthread_create(out, attr, take_turns, NULL);
+    const struct handoff_cfg cfg = {.control = w.fc};
+    struct err e = {0};
+
+    memset(&loop, 0, sizeof loop);
+    mtx_init(&loop.lock, MTX_LEAF);
+    cnd_init(&loop.changed);
+    assert_int_equal(handoff_new(&handoff, &cfg, &e), 0);
+    assert_int_equal(pthread_create(&loop.thread, NULL, take_turns, NULL), 0);
 }
 
-int __wrap_pthread_join(pthread_t thread, void **result)
+/* The loop and the executor stop, as at the end of the server. */
+static void handoff_end(void)
 {
+    handoff_stop(handoff);
+    loop.ends = true;
     while (!w.done[TRAINER])
         hand_over();
-    return __real_pthread_join(thread, result);
+    (void)pthread_join(loop.thread, NULL);
+    handoff_free(handoff);
+    cnd_fini(&loop.changed);
+    mtx_fini(&loop.lock);
 }
 
 /* Lets the hand-off go on, until it waits for as long; or up to a moment in the midst of it. */
@@ -338,8 +413,6 @@ static void happens(enum happening what)
 static void fleet_begin(unsigned seed)
 {
     static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
-    struct handoff_cfg cfg = {0};
-    struct err e = {0};
     unsigned n;
 
     world_begin(seed);
@@ -355,8 +428,7 @@ static void fleet_begin(unsigned seed)
     world_open(n, 1 + draw(n), chance(50));
     for (size_t i = 0; i < n; i++)
         engine_start(&w.engines[i], kinds[draw(2)]);
-    cfg.control = w.fc;
-    assert_int_equal(handoff_new(&handoff, &cfg, &e), 0);
+    handoff_begin();
     w.check = check_now;
     probe_all();
 }
@@ -423,7 +495,7 @@ static void run(unsigned seed)
         fail_now("not every engine is right at the end");
     if (w.n_crashes > 0)
         fail_now("an engine got tensors asleep");
-    handoff_free(handoff);
+    handoff_end();
     for (int v = 0; v < VERSIONS_MAX; v++)
         assert_int_equal(w.pinned[v], 0);
     world_fini();
@@ -434,8 +506,6 @@ static void run(unsigned seed)
 /* Engines that do what they are asked for. */
 static void quiet_begin(unsigned n, unsigned min_ready)
 {
-    struct handoff_cfg cfg = {0};
-    struct err e = {0};
 
     world_begin(1);
     w.watch = watch_parts;
@@ -443,8 +513,7 @@ static void quiet_begin(unsigned n, unsigned min_ready)
     world_open(n, min_ready, true);
     for (size_t i = 0; i < n; i++)
         engine_start(&w.engines[i], UPSTREAM_VLLM);
-    cfg.control = w.fc;
-    assert_int_equal(handoff_new(&handoff, &cfg, &e), 0);
+    handoff_begin();
     w.check = check_now;
     probe_all();
 }
@@ -461,7 +530,7 @@ static void quiet_end(void)
         probe_all();
     }
     right = all_are_right();
-    handoff_free(handoff);
+    handoff_end();
     world_fini();
     assert_true(right);
 }
