@@ -62,6 +62,20 @@ void mtx_fini(struct mtx *m);
 void mtx_lock(struct mtx *m);
 void mtx_unlock(struct mtx *m);
 
+/* mtx_auto - the type of a lock that is held to the end of the block:
+ *     mtx_auto held = mtx_hold(&fc->lock); */
+#define mtx_auto __attribute__((cleanup(mtx_end_hold))) struct mtx *
+static inline struct mtx *mtx_hold(struct mtx *m)
+{
+    mtx_lock(m);
+    return m;
+}
+
+static inline void mtx_end_hold(struct mtx **m)
+{
+    mtx_unlock(*m);
+}
+
 /* mtx_assert_held - assert that the calling thread holds `m` as its innermost lock. */
 void mtx_assert_held(const struct mtx *m);
 

@@ -26,26 +26,22 @@ void fleet_apply_quiesce(struct fleet_control *fc)
     fleet_hold_generates(fleet_of(fc), quiesced || held, order);
 }
 
-void fleet_adapter_replacing(struct fleet_control *fc, bool on)
+static void count_reason(struct fleet_control *fc, unsigned *n, bool on)
 {
     mtx_lock(&fc->lock);
-    if (on)
-        fc->quiesce.n_adapters_replacing++;
-    else
-        fc->quiesce.n_adapters_replacing--;
+    *n = on ? *n + 1 : *n - 1;
     mtx_unlock(&fc->lock);
     fleet_apply_quiesce(fc);
 }
 
+void fleet_adapter_replacing(struct fleet_control *fc, bool on)
+{
+    count_reason(fc, &fc->quiesce.n_adapters_replacing, on);
+}
+
 void fleet_suspend_generation_probes(struct fleet_control *fc, bool on)
 {
-    mtx_lock(&fc->lock);
-    if (on)
-        fc->quiesce.n_probe_suspensions++;
-    else
-        fc->quiesce.n_probe_suspensions--;
-    mtx_unlock(&fc->lock);
-    fleet_apply_quiesce(fc);
+    count_reason(fc, &fc->quiesce.n_probe_suspensions, on);
 }
 
 struct fleet *fleet_of(const struct fleet_control *fc)
@@ -176,27 +172,24 @@ static size_t n_held_locked(struct fleet_control *fc)
 
 int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, struct err *why)
 {
-    int rc = 0;
-    size_t n_held;
+    mtx_auto held = mtx_hold(&fc->lock);
+    size_t n_held = n_held_locked(fc);
 
-    mtx_lock(&fc->lock);
-    n_held = n_held_locked(fc);
     if (fc->sleep.weights || fc->sleep.kv)
-        rc = err_set(why, ERR_ASLEEP, "", "the upstreams are asleep (level %d)", fc->sleep.level);
-    else if (pause_is_held(&fc->pause))
-        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->pause.owner,
-                     lifecycle_pause_name(fc->pause.mode));
-    else if (n_held == 0 && s->n_serving < s->min_ready)
-        rc = err_set(why, ERR_UNSYNCED, "",
-                     "%zu upstreams serve, %zu are needed: 'baton upstreams' (GET /v1/upstreams) "
-                     "has the reason of each",
-                     s->n_serving, s->min_ready);
-    else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
-        rc = err_set(why, ERR_PAUSED, "",
-                     "an update holds %zu of the %zu upstreams that serve, %zu are needed", n_held,
-                     s->n_serving, s->min_ready);
-    mtx_unlock(&fc->lock);
-    return rc;
+        return err_set(why, ERR_ASLEEP, "", "the upstreams are asleep (level %d)", fc->sleep.level);
+    if (pause_is_held(&fc->pause))
+        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->pause.owner,
+                       lifecycle_pause_name(fc->pause.mode));
+    if (n_held == 0 && s->n_serving < s->min_ready)
+        return err_set(why, ERR_UNSYNCED, "",
+                       "%zu upstreams serve, %zu are needed: 'baton upstreams' (GET /v1/upstreams) "
+                       "has the reason of each",
+                       s->n_serving, s->min_ready);
+    if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
+        return err_set(why, ERR_PAUSED, "",
+                       "an update holds %zu of the %zu upstreams that serve, %zu are needed",
+                       n_held, s->n_serving, s->min_ready);
+    return 0;
 }
 
 bool fleet_pause_expired_locked(const struct fleet_control *fc)

@@ -68,30 +68,25 @@ int fleet_require_group_locked(struct fleet_control *fc, const char *name, struc
 
 int fleet_require_group(struct fleet_control *fc, const char *name, struct err *e)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     struct fleet_group *g;
-    int rc;
 
-    mtx_lock(&fc->lock);
-    rc = fleet_require_group_locked(fc, name, &g, e);
-    mtx_unlock(&fc->lock);
-    return rc;
+    return fleet_require_group_locked(fc, name, &g, e);
+}
+
+/* @out  zeroed if there is none */
+static bool copy_group(struct fleet_group *out, const struct fleet_group *g)
+{
+    *out = g != NULL ? *g : (struct fleet_group){0};
+    out->list = NULL;
+    return g != NULL;
 }
 
 bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out)
 {
-    const struct fleet_group *g;
-    bool found;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    memset(out, 0, sizeof *out);
-    mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, name);
-    found = g != NULL;
-    if (found) {
-        *out = *g;
-        out->list = NULL;
-    }
-    mtx_unlock(&fc->lock);
-    return found;
+    return copy_group(out, fleet_group_locked(fc, name));
 }
 
 static const struct fleet_group_member *find_member(const struct fleet_group *g,
@@ -159,9 +154,7 @@ bool fleet_forget_group(struct fleet_control *fc, const char *name, struct fleet
     mtx_lock(&fc->lock);
     g = fleet_any_group_locked(fc, name);
     if (out != NULL)
-        *out = g != NULL ? *g : (struct fleet_group){0};
-    if (out != NULL)
-        out->list = NULL;
+        (void)copy_group(out, g);
     if (g != NULL)
         forget_locked(&fc->transfer, g);
     more = fc->transfer.n_groups > 0;
@@ -193,37 +186,29 @@ void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *han
 
 void fleet_keep_list(struct fleet_control *fc, struct api_object *list, uint64_t began_us)
 {
-    struct fleet_group *g;
+    mtx_auto held = mtx_hold(&fc->lock);
+    struct fleet_group *g = fleet_group_since_locked(fc, began_us);
 
-    mtx_lock(&fc->lock);
-    g = fleet_group_since_locked(fc, began_us);
-    if (g != NULL) {
-        api_object_unref(g->list);
-        g->list = api_object_ref(list);
-    }
-    mtx_unlock(&fc->lock);
+    if (g == NULL)
+        return;
+    api_object_unref(g->list);
+    g->list = api_object_ref(list);
 }
 
 struct api_object *fleet_group_list(struct fleet_control *fc, const char *name)
 {
-    struct fleet_group *g;
-    struct api_object *list;
+    mtx_auto held = mtx_hold(&fc->lock);
+    const struct fleet_group *g = fleet_group_locked(fc, name);
 
-    mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, name);
-    list = g != NULL ? api_object_ref(g->list) : NULL;
-    mtx_unlock(&fc->lock);
-    return list;
+    return g != NULL ? api_object_ref(g->list) : NULL;
 }
 
 int fleet_check_group_name(struct fleet_control *fc, const char *name, struct err *e)
 {
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    if (name != NULL && fc->transfer.n_groups > 0 && fleet_any_group_locked(fc, name) == NULL)
-        rc = err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
-                     fleet_any_group_locked(fc, NULL)->name, name);
-    mtx_unlock(&fc->lock);
-    return rc;
+    if (name == NULL || fc->transfer.n_groups == 0 || fleet_any_group_locked(fc, name) != NULL)
+        return 0;
+    return err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
+                   fleet_any_group_locked(fc, NULL)->name, name);
 }

@@ -65,26 +65,20 @@ int fleet_spec_set(struct fleet_control *fc, struct model_spec *m, const char *f
 
 bool fleet_spec_get(struct fleet_control *fc, const char **from, uint32_t *n_tensors)
 {
-    bool known;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    known = fc->spec != NULL;
-    if (known) {
-        *from = fc->spec->from != NULL ? fc->spec->from : "update";
-        *n_tensors = fc->spec->model_spec->tensor_list->n_tensors;
-    }
-    mtx_unlock(&fc->lock);
-    return known;
+    if (fc->spec == NULL)
+        return false;
+    *from = fc->spec->from != NULL ? fc->spec->from : "update";
+    *n_tensors = fc->spec->model_spec->tensor_list->n_tensors;
+    return true;
 }
 
 const char *fleet_last_coverage(struct fleet_control *fc)
 {
-    const char *coverage;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    coverage = fc->coverage;
-    mtx_unlock(&fc->lock);
-    return coverage;
+    return fc->coverage;
 }
 
 /* lists */
@@ -435,14 +429,9 @@ int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_sess
 /* Parallel requests may add to the tally meanwhile. The caller holds the lock of the control. */
 static const char *lacking(struct fleet_coverage *c, const struct tensor_list *list)
 {
-    const char *name;
+    mtx_auto held = mtx_hold(&c->lock);
 
-    if (list == NULL)
-        return NULL;
-    mtx_lock(&c->lock);
-    name = c->is_cut_off ? NULL : tally_lacks(c->tally, list);
-    mtx_unlock(&c->lock);
-    return name;
+    return list == NULL || c->is_cut_off ? NULL : tally_lacks(c->tally, list);
 }
 
 static void count(struct fleet_coverage *c, const struct fleet_names *l)

@@ -25,13 +25,10 @@ static bool is_to_drain(const struct fleet_part *p)
 
 static bool may_wait(struct fleet_control *fc, const struct fleet_session *s)
 {
-    bool may;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    may = fleet_session_is_open(s) && !pause_is_held(&fc->pause) && !fc->sleep.weights &&
-          !fc->sleep.kv;
-    mtx_unlock(&fc->lock);
-    return may;
+    return fleet_session_is_open(s) && !pause_is_held(&fc->pause) && !fc->sleep.weights &&
+           !fc->sleep.kv;
 }
 
 static void log_late(struct upstream *upstream)

@@ -48,14 +48,14 @@ static void set_before_bytes(struct fleet_control *fc, struct fleet_session *s,
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                      struct fleet_batch *b)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
+
     b->n = 0;
-    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (f->select(&s->parts[i], f->arg)) {
             batch_add(b, s, i, f->of != NULL ? &f->of[i] : f->args);
             b->targets[b->n - 1].ctx.has_begun |= f->has_begun;
         }
-    mtx_unlock(&fc->lock);
     return b->n;
 }
 

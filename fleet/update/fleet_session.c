@@ -25,6 +25,13 @@ static void release_engines(struct fleet_session *s)
     }
 }
 
+struct fleet_session *fleet_session_ref(struct fleet_session *s)
+{
+    if (s != NULL)
+        s->n_refs++;
+    return s;
+}
+
 void fleet_session_unref(struct fleet_session *s)
 {
     if (s == NULL || --s->n_refs > (s->listed ? 1U : 0U))

@@ -75,8 +75,10 @@ struct fleet_session {
 /* fleet_session_new - allocate a session with n_parts zeroed parts. Errors: ERR_NO_MEMORY. */
 int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e);
 
-/* fleet_session_unref - accepts NULL. A session that has ended, and which nothing uses any more but
- * the list of those that can be shown, refers to no engine: these may leave. */
+/* fleet_session_ref, fleet_session_unref - accept NULL; under the lock. A session that has ended,
+ * and which nothing uses any more but the list of those that can be shown, refers to no engine:
+ * these may leave. */
+struct fleet_session *fleet_session_ref(struct fleet_session *s); /* returns it */
 void fleet_session_unref(struct fleet_session *s);
 
 bool fleet_session_is_open(const struct fleet_session *s);

@@ -130,13 +130,12 @@ bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session
                             const struct api_tensors *tensors)
 {
     const struct start_filter rest = {.by_path = tensors->by_path};
-    bool any = false;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        any = any || needs_start(&s->parts[i], &rest);
-    mtx_unlock(&fc->lock);
-    return any;
+        if (needs_start(&s->parts[i], &rest))
+            return true;
+    return false;
 }
 
 /* A finish without a version closes an earlier update; these engines have no request to abort one.

@@ -71,14 +71,11 @@ int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
 
 static struct fleet_session *starting_session(struct fleet_control *fc, const char *id)
 {
-    struct fleet_session *s;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    s = fc->starting != NULL && strcmp(fc->starting->id, id) == 0 ? fc->starting : NULL;
-    if (s != NULL)
-        s->n_refs++;
-    mtx_unlock(&fc->lock);
-    return s;
+    return fc->starting != NULL && strcmp(fc->starting->id, id) == 0
+               ? fleet_session_ref(fc->starting)
+               : NULL;
 }
 
 int fleet_abort_start(struct fleet_control *fc, const char *id, struct fleet_session **out,
@@ -116,13 +113,10 @@ int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const 
 
 static bool is_unused(struct fleet_control *fc, const struct fleet_session *s)
 {
-    bool unused;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    unused = fleet_session_is_open(s) && s->anonymous && s->handoff == 0 && !s->repair &&
-             s->n_received == 0 && s->n_running == 0;
-    mtx_unlock(&fc->lock);
-    return unused;
+    return fleet_session_is_open(s) && s->anonymous && s->handoff == 0 && !s->repair &&
+           s->n_received == 0 && s->n_running == 0;
 }
 
 /* Asked again with the lock: tensors may have begun to come. */

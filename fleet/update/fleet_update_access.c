@@ -9,103 +9,80 @@
 
 int fleet_check_no_update(struct fleet_control *fc, bool prepared_only, struct err *e)
 {
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    if (fc->session != NULL && (!prepared_only || fc->session->prepare_begun))
-        rc = fc->session->handoff
-                 ? fleet_refuse_handoff(fc->session, e)
-                 : err_set(e, ERR_CONFLICT, "",
-                           "update %s is open: finish or abort it first ('baton abort --update' "
-                           "aborts it)",
-                           fc->session->id);
-    mtx_unlock(&fc->lock);
-    return rc;
+    if (fc->session == NULL || (prepared_only && !fc->session->prepare_begun))
+        return 0;
+    if (fc->session->handoff)
+        return fleet_refuse_handoff(fc->session, e);
+    return err_set(e, ERR_CONFLICT, "",
+                   "update %s is open: finish or abort it first ('baton abort --update' aborts it)",
+                   fc->session->id);
 }
 
 int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
                            struct err *e)
 {
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    if (label == NULL)
+    if (label == NULL || (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING))
         return 0;
-    mtx_lock(&fc->lock);
-    if (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING)
-        rc = 0;
-    else if (s->label[0] == '\0' || !s->auto_commit)
-        (void)snprintf(s->label, sizeof s->label, "%s", label);
-    else if (strcmp(s->label, label) != 0)
-        rc = err_set(e, ERR_CONFLICT, "/weight_version",
-                     "the open update is of version '%.128s', and this request of '%.128s'",
-                     s->label, label);
-    mtx_unlock(&fc->lock);
-    return rc;
+    if (s->label[0] != '\0' && s->auto_commit && strcmp(s->label, label) != 0)
+        return err_set(e, ERR_CONFLICT, "/weight_version",
+                       "the open update is of version '%.128s', and this request of '%.128s'",
+                       s->label, label);
+    (void)snprintf(s->label, sizeof s->label, "%s", label);
+    return 0;
 }
 
 int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
                               const char *selector, struct err *e)
 {
-    const char *known;
-    bool anonymous;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    if (selector == NULL)
-        return 0;
-    mtx_lock(&fc->lock);
     if (s->selector == NULL)
         s->selector = selector;
-    known = s->selector;
-    anonymous = s->anonymous; /* the same request may begin the next update */
-    mtx_unlock(&fc->lock);
-    if (strcmp(known, selector) == 0)
+    if (selector == NULL || strcmp(s->selector, selector) == 0)
         return 0;
-    return err_set(e, anonymous ? ERR_CONFLICT : ERR_PRECONDITION, "/selector",
-                   "'%s', but this update began with '%s'", selector, known);
+    /* the same request may begin the next update */
+    return err_set(e, s->anonymous ? ERR_CONFLICT : ERR_PRECONDITION, "/selector",
+                   "'%s', but this update began with '%s'", selector, s->selector);
 }
 
 bool fleet_update_was_refused(struct fleet_control *fc, const struct fleet_session *s,
                               struct err *why)
 {
-    mtx_lock(&fc->lock);
+    mtx_auto held = mtx_hold(&fc->lock);
+
     *why = s->refused;
-    mtx_unlock(&fc->lock);
     return why->code != ERR_NONE;
 }
 
 bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_session *s)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     int64_t n_missing;
-    bool covered;
 
-    mtx_lock(&fc->lock);
-    covered = s->auto_commit && fleet_session_is_open(s) && s->n_running == 0 &&
-              fleet_session_has_part(s, true) && api_report_missing(s->report, &n_missing) &&
-              n_missing == 0;
-    mtx_unlock(&fc->lock);
-    return covered;
+    return s->auto_commit && fleet_session_is_open(s) && s->n_running == 0 &&
+           fleet_session_has_part(s, true) && api_report_missing(s->report, &n_missing) &&
+           n_missing == 0;
 }
 
 bool fleet_update_is_other_version(struct fleet_control *fc, const struct fleet_session *s,
                                    const char *label)
 {
-    bool other;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    other = label != NULL && s->auto_commit && !fleet_session_has_part(s, true) &&
-            s->label[0] != '\0' && strcmp(s->label, label) != 0;
-    mtx_unlock(&fc->lock);
-    return other;
+    return label != NULL && s->auto_commit && !fleet_session_has_part(s, true) &&
+           s->label[0] != '\0' && strcmp(s->label, label) != 0;
 }
 
 bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session *s)
 {
-    bool empty;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    empty = (s->auto_commit || (s->anonymous && s->prepare_begun)) && s->n_received == 0 &&
-            s->n_running == 0;
-    mtx_unlock(&fc->lock);
-    return empty;
+    return (s->auto_commit || (s->anonymous && s->prepare_begun)) && s->n_received == 0 &&
+           s->n_running == 0;
 }
 
 void fleet_begin_push(struct fleet_control *fc)

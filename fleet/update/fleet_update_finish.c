@@ -29,23 +29,20 @@ static int repeat_finish_locked(struct fleet_control *fc, const struct fleet_ses
 static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool commit,
                         enum update_phase *phase, struct err *e)
 {
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
     *phase = s->phase;
     if (s->phase == UPDATE_COMMITTED && commit)
-        rc = repeat_finish_locked(fc, s, e);
-    else if (!fleet_session_is_open(s))
-        rc = fleet_refuse_closed(s, e);
-    else if (s->n_running > 0)
-        rc = err_set(e, ERR_CONFLICT, "",
-                     "%u requests of update %s are still under way: wait for their replies, then "
-                     "send this again",
-                     s->n_running, s->id);
-    else
-        s->phase = UPDATE_VERIFYING;
-    mtx_unlock(&fc->lock);
-    return rc;
+        return repeat_finish_locked(fc, s, e);
+    if (!fleet_session_is_open(s))
+        return fleet_refuse_closed(s, e);
+    if (s->n_running > 0)
+        return err_set(e, ERR_CONFLICT, "",
+                       "%u requests of update %s are still under way: wait for their replies, then "
+                       "send this again",
+                       s->n_running, s->id);
+    s->phase = UPDATE_VERIFYING;
+    return 0;
 }
 
 static bool is_to_verify(const struct fleet_part *p, const void *arg)

@@ -7,12 +7,9 @@
 /* A trainer's own pause or sleep outlasts the update. */
 static bool may_resume(struct fleet_control *fc)
 {
-    bool on;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    on = !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv;
-    mtx_unlock(&fc->lock);
-    return on;
+    return !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv;
 }
 
 /* Batons are paused by trainers only. */

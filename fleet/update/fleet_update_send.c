@@ -128,29 +128,25 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool alone = fleet_session_overwrites(s), in_time = true;
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
     while (alone && s->sending && fleet_session_is_open(s) && in_time)
         in_time = cnd_wait(&fc->changed, &fc->lock, deadline_us);
     if (!fleet_session_is_open(s))
-        rc = fleet_refuse_closed(s, e);
-    else if (s->phase == UPDATE_VERIFYING || s->phase == UPDATE_VERIFIED)
-        rc = err_set(e, s->phase == UPDATE_VERIFIED ? ERR_ENDED : ERR_CONFLICT, "",
-                     "update %s is %s: it takes no more tensors", s->id,
-                     update_phase_name(s->phase));
-    else if (alone && s->sending)
-        rc = err_set(e, ERR_CONFLICT, "",
-                     "another request of update %s is under way: retry when it has ended", s->id);
-    if (rc == 0) {
-        if (s->n_running++ == 0)
-            s->receiving_since_us = clock_now_us();
-        s->sending = true;
-        s->sender = workers_self();
-        s->phase = UPDATE_RECEIVING;
-    }
-    mtx_unlock(&fc->lock);
-    return rc;
+        return fleet_refuse_closed(s, e);
+    if (s->phase == UPDATE_VERIFYING || s->phase == UPDATE_VERIFIED)
+        return err_set(e, s->phase == UPDATE_VERIFIED ? ERR_ENDED : ERR_CONFLICT, "",
+                       "update %s is %s: it takes no more tensors", s->id,
+                       update_phase_name(s->phase));
+    if (alone && s->sending)
+        return err_set(e, ERR_CONFLICT, "",
+                       "another request of update %s is under way: retry when it has ended", s->id);
+    if (s->n_running++ == 0)
+        s->receiving_since_us = clock_now_us();
+    s->sending = true;
+    s->sender = workers_self();
+    s->phase = UPDATE_RECEIVING;
+    return 0;
 }
 
 static void sending_end(struct fleet_control *fc, struct fleet_session *s)
@@ -204,12 +200,11 @@ static const struct api_args *args_for(const struct fleet_tensors *t, size_t par
 static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
                            const struct fleet_tensors *t, struct fleet_batch *b, struct err *e)
 {
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
     if (!fleet_session_is_open(s))
-        rc = fleet_refuse_closed(s, e);
-    for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {
+        return fleet_refuse_closed(s, e);
+    for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
         if (p->out)
@@ -219,8 +214,7 @@ static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
         part_send(p);
         batch_add(b, s, i, args_for(t, i));
     }
-    mtx_unlock(&fc->lock);
-    return rc;
+    return 0;
 }
 
 static void apply_unsent(struct fleet_control *fc, struct fleet_session *s,
@@ -275,12 +269,11 @@ static void note_mapped(const struct fleet_tensors *t, const struct fleet_batch 
 
 static size_t n_dropped(struct fleet_control *fc, const struct fleet_session *s)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     size_t n = 0;
 
-    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         n += s->parts[i].out && part_is_unchanged(&s->parts[i]);
-    mtx_unlock(&fc->lock);
     return n;
 }
 

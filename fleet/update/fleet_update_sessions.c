@@ -7,38 +7,28 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct fleet_session *open_session(struct fleet_control *fc, bool starting)
-{
-    struct fleet_session *s;
-
-    mtx_lock(&fc->lock);
-    s = fc->session == NULL && starting ? fc->starting : fc->session;
-    if (s != NULL)
-        s->n_refs++;
-    mtx_unlock(&fc->lock);
-    return s;
-}
-
 struct fleet_session *fleet_open_session(struct fleet_control *fc)
 {
-    return open_session(fc, false);
+    mtx_auto held = mtx_hold(&fc->lock);
+
+    return fleet_session_ref(fc->session);
 }
 
 struct fleet_session *fleet_shown_session(struct fleet_control *fc)
 {
-    return open_session(fc, true);
+    mtx_auto held = mtx_hold(&fc->lock);
+
+    return fleet_session_ref(fc->session != NULL ? fc->session : fc->starting);
 }
 
 bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us)
 {
-    bool open;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    open = fc->session != NULL;
-    if (open)
-        *left_us = lease_timer_left_us(&fc->session->lease);
-    mtx_unlock(&fc->lock);
-    return open;
+    if (fc->session == NULL)
+        return false;
+    *left_us = lease_timer_left_us(&fc->session->lease);
+    return true;
 }
 
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s)
@@ -61,39 +51,31 @@ static struct fleet_session *find_locked(struct fleet_control *fc, const char *i
 int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_session **out,
                       struct err *e)
 {
-    struct fleet_session *s;
+    mtx_auto held = mtx_hold(&fc->lock);
+    struct fleet_session *s = find_locked(fc, id);
 
-    mtx_lock(&fc->lock);
-    s = find_locked(fc, id);
-    if (s != NULL)
-        s->n_refs++;
-    mtx_unlock(&fc->lock);
     if (s == NULL)
         return err_set(e, ERR_NOT_FOUND, "/update_id", "there is no update '%.60s'", id);
-    *out = s;
+    *out = fleet_session_ref(s);
     return 0;
 }
 
 bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *s)
 {
-    bool open;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    open = fleet_session_is_open(s);
-    mtx_unlock(&fc->lock);
-    return open;
+    return fleet_session_is_open(s);
 }
 
 bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_session *s,
                              struct upstream *upstream)
 {
-    bool has = false;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++)
-        has = has || (s->parts[i].upstream == upstream && !s->parts[i].out);
-    mtx_unlock(&fc->lock);
-    return has;
+        if (s->parts[i].upstream == upstream && !s->parts[i].out)
+            return true;
+    return false;
 }
 
 size_t fleet_session_min_ready_locked(struct fleet_control *fc, struct fleet_session *s)
@@ -109,12 +91,9 @@ size_t fleet_session_min_ready_locked(struct fleet_control *fc, struct fleet_ses
 
 bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s)
 {
-    bool has_quorum;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
-    mtx_unlock(&fc->lock);
-    return has_quorum;
+    return fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
 }
 
 int fleet_require_quorum(struct fleet_control *fc, struct fleet_session *s, struct err *e)

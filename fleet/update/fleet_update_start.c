@@ -25,15 +25,13 @@ static int refuse_open(const struct fleet_session *s, struct err *e)
 static int check_none_open(struct fleet_control *fc, const struct fleet_update_request *req,
                            struct err *e)
 {
-    int rc = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
     if (fc->session != NULL)
-        rc = refuse_open(fc->session, e);
-    else if (fc->sleep.weights && (fc->sleep.level < 2 || req->handoff))
-        rc = err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
-    mtx_unlock(&fc->lock);
-    return rc;
+        return refuse_open(fc->session, e);
+    if (fc->sleep.weights && (fc->sleep.level < 2 || req->handoff))
+        return err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
+    return 0;
 }
 
 static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
@@ -219,9 +217,7 @@ static void end_starting(struct fleet_control *fc, struct fleet_session *s)
     mtx_lock(&fc->lock);
     fleet_session_unref(fc->starting);
     fc->starting = NULL;
-    fc->session = s;
-    if (s != NULL)
-        s->n_refs++;
+    fc->session = fleet_session_ref(s);
     mtx_unlock(&fc->lock);
 }
 
