@@ -116,6 +116,16 @@ static int refuse_busy(const struct fleet_lock *blocker, struct err *e)
                    blocker->operation, (clock_now_us() - blocker->since_us) / 1000000);
 }
 
+/* A trainer's pause that a resume is about to end is waited for. */
+static bool waits_locked(const struct fleet_control *fc, const struct lock_request *r,
+                         const struct fleet_lock *blocker)
+{
+    bool until_resume = r->kind == FLEET_LOCK_PAUSE_LATER &&
+                        blocker->kind == FLEET_LOCK_TRAINER_PAUSE && fc->locks.n_resumes == 0;
+
+    return is_owned(blocker) && r->wait_us > 0 && !until_resume;
+}
+
 /* The time that the request waited for a thread counts. */
 static int take(struct fleet_control *fc, const struct lock_request *r, struct err *e)
 {
@@ -125,7 +135,7 @@ static int take(struct fleet_control *fc, const struct lock_request *r, struct e
 
     mtx_lock(&fc->lock);
     blocker = blocker_locked(fc, r->kind);
-    while (is_owned(&blocker) && r->wait_us > 0) {
+    while (waits_locked(fc, r, &blocker)) {
         if (is_owned(&fc->locks.op) && r->kind == FLEET_LOCK_STEP)
             __atomic_store_n(&fc->locks.op_wanted, true, __ATOMIC_RELEASE);
         if (!wait_locked(fc, r->x, deadline_locked(fc, r, began_us)))
@@ -211,12 +221,9 @@ void fleet_abort_unlock(struct fleet_control *fc)
 
 static bool owns(struct fleet_control *fc, const struct fleet_lock *l)
 {
-    bool mine;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    mine = is_mine(l);
-    mtx_unlock(&fc->lock);
-    return mine;
+    return is_mine(l);
 }
 
 bool fleet_owns_op_lock(struct fleet_control *fc)
@@ -231,13 +238,10 @@ bool fleet_owns_pause_lock(struct fleet_control *fc)
 
 bool fleet_owns_update_lock(struct fleet_control *fc)
 {
-    bool mine;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    mine = (is_mine(&fc->locks.op) && fc->locks.op.kind == FLEET_LOCK_STEP) ||
+    return (is_mine(&fc->locks.op) && fc->locks.op.kind == FLEET_LOCK_STEP) ||
            is_mine(&fc->locks.abort);
-    mtx_unlock(&fc->lock);
-    return mine;
 }
 
 /* pause and resume */
@@ -257,19 +261,11 @@ int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, u
 
 bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *operation)
 {
-    uint64_t deadline_us = clock_after_us(FLEET_OP_WAIT_US);
-    struct fleet_lock blocker;
+    struct err busy = {0};
 
-    mtx_lock(&fc->lock);
-    blocker = blocker_locked(fc, FLEET_LOCK_PAUSE);
-    while (is_owned(&blocker) &&
-           (blocker.kind != FLEET_LOCK_TRAINER_PAUSE || fc->locks.n_resumes > 0) &&
-           wait_locked(fc, NULL, deadline_us))
-        blocker = blocker_locked(fc, FLEET_LOCK_PAUSE);
-    if (!is_owned(&blocker))
-        own_locked(fc, FLEET_LOCK_PAUSE, operation);
-    mtx_unlock(&fc->lock);
-    return !is_owned(&blocker);
+    return take(fc,
+                &(struct lock_request){FLEET_LOCK_PAUSE_LATER, operation, NULL, FLEET_OP_WAIT_US},
+                &busy) == 0;
 }
 
 void fleet_pause_unlock(struct fleet_control *fc)

@@ -38,7 +38,8 @@ enum fleet_lock_kind {
     FLEET_LOCK_STEP,          /* operation lock: a step of an update */
     FLEET_LOCK_ABORT,         /* abort lock */
     FLEET_LOCK_TRAINER_PAUSE, /* pause lock: a pause by a trainer; a resume does not wait for it */
-    FLEET_LOCK_PAUSE /* pause lock: a step of an update, or a pause that an engine missed */
+    FLEET_LOCK_PAUSE,      /* pause lock: a step of an update, or a pause that an engine missed */
+    FLEET_LOCK_PAUSE_LATER /* the same, of what can be done later: not while a trainer pauses */
 };
 
 /* Guarded by the lock of the fleet's control, as struct fleet_locks is. */
