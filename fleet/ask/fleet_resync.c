@@ -73,34 +73,17 @@ static int probe_generation(struct fleet_control *fc, struct upstream *upstream,
 
 /* a sleep or a wake that the engine missed */
 
-enum sleep_state { SLEEP_NONE, SLEEP_ALL, SLEEP_PARTIAL, SLEEP_DROPPED };
-
-static enum sleep_state sleep_of(struct fleet_control *fc)
-{
-    enum sleep_state state = SLEEP_NONE;
-
-    mtx_lock(&fc->lock);
-    if (fc->sleep.weights && fc->sleep.level == 2)
-        state = SLEEP_DROPPED;
-    else if (fc->sleep.weights && fc->sleep.kv)
-        state = SLEEP_ALL;
-    else if (fc->sleep.weights || fc->sleep.kv)
-        state = SLEEP_PARTIAL;
-    mtx_unlock(&fc->lock);
-    return state;
-}
-
 /* Refuses what cannot be resolved, or not now. */
-static int check_sleep(const struct upstream_info *info, enum sleep_state state, struct err *e)
+static int check_sleep(const struct upstream_info *info, const struct fleet_sleep *s, struct err *e)
 {
     if (!info->fenced && !have_may_sleep(&info->have))
         return 0;
-    if (state == SLEEP_DROPPED)
+    if (s->weights && s->level == 2)
         return err_set(
             e, ERR_CONFLICT, "",
             "the fleet is asleep and its weights were dropped (level 2): wake it and push "
             "a whole update, which includes this upstream");
-    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && have_may_sleep(&info->have)))
+    if (s->weights != s->kv || (s->weights && have_may_sleep(&info->have)))
         return err_set(
             e, ERR_CONFLICT, "",
             "the fleet is asleep, in part or together with this upstream: wake all of it, "
@@ -134,9 +117,10 @@ static int wake_if_missed(struct fleet_control *fc, struct upstream *upstream,
 }
 
 static int sleep_if_missed(struct fleet_control *fc, struct upstream *upstream,
-                           const struct upstream_info *info, enum sleep_state state, struct err *e)
+                           const struct upstream_info *info, const struct fleet_sleep *s,
+                           struct err *e)
 {
-    if (!have_has_missed(&info->have) || state != SLEEP_ALL)
+    if (!have_has_missed(&info->have) || !s->weights || !s->kv || s->level == 2)
         return 0;
     if (request_one(fc, API_SLEEP, upstream, NULL, e) != 0)
         return -1;
@@ -157,20 +141,21 @@ static int refuse_if_paused(struct fleet_control *fc, struct err *e)
  * it missed is sent before the probe, a sleep after it. */
 static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
-    enum sleep_state state = sleep_of(fc);
+    struct fleet_sleep sleep;
     struct upstream_info info;
     struct upstream_report report;
     struct err stale = {0};
 
+    fleet_get_sleep(fc, &sleep);
     if (refuse_if_paused(fc, e) != 0)
         return -1;
     fleet_info(fleet_of(fc), upstream, &info);
-    if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 || check_sleep(&info, state, e) != 0)
+    if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 || check_sleep(&info, &sleep, e) != 0)
         return -1;
     fleet_gate_suspend(fc, upstream, true);
     if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0 ||
         query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
-        sleep_if_missed(fc, upstream, &info, state, e) != 0)
+        sleep_if_missed(fc, upstream, &info, &sleep, e) != 0)
         return -1;
     fleet_reset_caches(fc, upstream, CACHES_OF_OTHER_WEIGHTS, &stale);
     return fleet_resync(fleet_of(fc), upstream, &report, e);
