@@ -276,6 +276,16 @@ static void remove_load(int adapter_fd, const char *load)
     (void)unlinkat(adapter_fd, load, AT_REMOVEDIR);
 }
 
+/* A call, on a thread of the pool. */
+struct access {
+    const struct adapter_dir *d;
+    const char *name, *path;            /* of what is removed, or kept */
+    const struct adapter_content *from; /* what is written, and the next two are of that */
+    char **to;
+    struct err *e;
+    int rc;
+};
+
 static int write_all(const struct adapter_dir *d, const struct adapter_content *from, char **path,
                      struct err *e)
 {
@@ -306,6 +316,13 @@ static int write_all(const struct adapter_dir *d, const struct adapter_content *
     if (fd >= 0)
         (void)close(fd);
     return rc;
+}
+
+static void run_write(void *arg)
+{
+    struct access *a = arg;
+
+    a->rc = write_all(a->d, a->from, a->to, a->e);
 }
 
 static void remove_unless_kept(void *arg, int adapter_fd, const char *load)
@@ -339,59 +356,30 @@ static void remove_adapter(const struct adapter_dir *d, const char *encoded)
     (void)close(top);
 }
 
-static void keep_only(const struct adapter_dir *d, const char *name, const char *path)
+static void keep_only(void *arg)
 {
+    const struct access *a = arg;
     char encoded[NAME_MAX + 1];
 
-    if (!encode(encoded, name))
+    if (!encode(encoded, a->name))
         return;
-    visit_loads(open_adapter(d, encoded, false), remove_unless_kept, load_of(d, encoded, path));
-    remove_adapter(d, encoded);
+    visit_loads(open_adapter(a->d, encoded, false), remove_unless_kept,
+                load_of(a->d, encoded, a->path));
+    remove_adapter(a->d, encoded);
 }
 
-static void remove_one(const struct adapter_dir *d, const char *name, const char *path)
+static void remove_one(void *arg)
 {
+    const struct access *a = arg;
     char encoded[NAME_MAX + 1];
-    const char *load = encode(encoded, name) ? load_of(d, encoded, path) : NULL;
-    int fd = load != NULL ? open_adapter(d, encoded, false) : -1;
+    const char *load = encode(encoded, a->name) ? load_of(a->d, encoded, a->path) : NULL;
+    int fd = load != NULL ? open_adapter(a->d, encoded, false) : -1;
 
     if (fd < 0)
         return;
     remove_load(fd, load);
     (void)close(fd);
-    remove_adapter(d, encoded);
-}
-
-/* on the threads of the pool */
-
-struct access {
-    const struct adapter_dir *d;
-    const struct adapter_content *from; /* to write; else the next two are of what is removed */
-    const char *name, *kept;
-    char **path;
-    struct err *e;
-    int rc;
-};
-
-static void run_write(void *arg)
-{
-    struct access *a = arg;
-
-    a->rc = write_all(a->d, a->from, a->path, a->e);
-}
-
-static void run_keep_only(void *arg)
-{
-    const struct access *a = arg;
-
-    keep_only(a->d, a->name, a->kept);
-}
-
-static void run_remove(void *arg)
-{
-    const struct access *a = arg;
-
-    remove_one(a->d, a->name, a->kept);
+    remove_adapter(a->d, encoded);
 }
 
 static int run(struct access *a, void (*access)(void *arg))
@@ -406,15 +394,15 @@ static int run(struct access *a, void (*access)(void *arg))
 int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content *from, char **path,
                       struct err *e)
 {
-    return run(&(struct access){.d = d, .from = from, .path = path, .e = e}, run_write);
+    return run(&(struct access){.d = d, .from = from, .to = path, .e = e}, run_write);
 }
 
 void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const char *path)
 {
-    (void)run(&(struct access){.d = d, .name = name, .kept = path}, run_keep_only);
+    (void)run(&(struct access){.d = d, .name = name, .path = path}, keep_only);
 }
 
 void adapter_dir_remove(const struct adapter_dir *d, const char *name, const char *path)
 {
-    (void)run(&(struct access){.d = d, .name = name, .kept = path}, run_remove);
+    (void)run(&(struct access){.d = d, .name = name, .path = path}, remove_one);
 }
