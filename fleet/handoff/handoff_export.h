@@ -1,13 +1,15 @@
 /* A version of the store as text that lets engines of this host map it: CUDA IPC handles of its
- * slabs, in the form of each kind of engine. */
+ * slabs, in the form of each kind of engine; and what windows (handoff_windows.h) say alike. */
 #ifndef BATON_FLEET_HANDOFF_HANDOFF_EXPORT_H
 #define BATON_FLEET_HANDOFF_HANDOFF_EXPORT_H
 
 #include "base/err.h"
 #include "driver/cuda_info.h"
+#include "transport/ipc/ipc_handle.h"
 #include "weights/store/store.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 
 struct handoff_export {
     struct tensor_list *list; /* borrowed from the store; in the order of the handles */
@@ -26,5 +28,17 @@ int handoff_export_init(struct handoff_export *out, struct store *store,
                         const struct version *version, const struct cuda_info *cuda, bool named,
                         struct err *e);
 void handoff_export_fini(struct handoff_export *x); /* accepts a zeroed one */
+
+/* UUIDs of the host's GPUs, bare: first those of the store, by place, then the others that engines
+ * may be on. */
+struct handoff_gpus {
+    uint32_t n_store, n;
+    char uuids[IPC_GPUS_MAX][IPC_UUID_LEN + 1];
+};
+void handoff_gpus_list(struct handoff_gpus *out, struct store *store, const struct cuda_info *cuda);
+
+/* handoff_ref_name - a new name in torch's form for a counter of references (ref_counter.h), which
+ * nothing has. If no object is made under it, torch counts nothing. */
+void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1]);
 
 #endif

@@ -1,6 +1,6 @@
 #include "fleet/handoff/window_readers.h"
 
-#include "fleet/handoff/handoff_torch.h"
+#include "fleet/handoff/handoff_export.h"
 
 #include <assert.h>
 #include <string.h>
