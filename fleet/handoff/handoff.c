@@ -21,12 +21,6 @@ enum {
     RETRY_MAX_US = 10000000    /* … up to this */
 };
 
-/* What is handed over now. */
-struct attempt {
-    const struct version *v;
-    struct upstream *upstream; /* to repair it, which lacks the version; borrowed; NULL: for all */
-};
-
 struct handoff {
     struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed; /* `info`, `tried`, `repairing` or `stopping` changed */
@@ -42,7 +36,9 @@ struct handoff {
 
     /* Of the job while `running`, else of the loop's thread, as the repair of each engine. */
     struct retry all;
-    struct upstream *behind; /* one reference: the job repairs it; NULL: it is for all */
+    struct upstream
+        *behind; /* one reference: to repair it, which lacks the version; NULL: for all */
+    const struct version *v; /* what is handed over now; pinned */
 
     struct job job; /* of the loop's thread, and so are the next two */
     struct loop_item item;
@@ -68,102 +64,82 @@ static int send_export(struct handoff_request *r, const struct handoff_export *x
     return handoff_request_send(r, e);
 }
 
-struct exporting {
-    const struct handoff_cfg *cfg;
-    const struct version *v;
-    bool named;
-    struct handoff_export *out;
-    struct err *e;
-    int rc;
-};
-
-static void run_export(void *arg)
+static int export_and_send(struct handoff *h, struct handoff_request *r, struct err *e)
 {
-    struct exporting *x = arg;
+    struct handoff_export x = {h->cfg.store, h->v, h->cfg.cuda, r->n_sglangs > 0, .e = e};
 
-    x->rc = handoff_export_init(x->out, x->cfg->store, x->v, x->cfg->cuda, x->named, x->e);
-}
-
-static int export_and_send(struct handoff *h, struct handoff_request *r, const struct version *v,
-                           struct err *e)
-{
-    struct handoff_export out = {0};
-    struct exporting x = {&h->cfg, v, r->n_sglangs > 0, &out, e, -1};
-
-    workers_call(h->cfg.control->cfg.blocking, run_export, &x);
+    workers_call(h->cfg.control->cfg.blocking, handoff_export_make, &x);
     if (x.rc == 0)
-        x.rc = send_export(r, &out, e);
-    handoff_export_fini(&out);
+        x.rc = send_export(r, &x, e);
+    handoff_export_fini(&x);
     return x.rc;
 }
 
-static int send_version(struct handoff *h, struct fleet_session *s, const struct version *v,
-                        struct err *e)
+static int send_version(struct handoff *h, struct fleet_session *s, struct err *e)
 {
     struct handoff_request *r;
     int rc;
 
     if (handoff_request_new(&r, h->cfg.control, s, e) != 0)
         return -1;
-    rc = h->windows != NULL ? handoff_windows_send(h->windows, r, v, e)
-                            : export_and_send(h, r, v, e);
+    rc = h->windows != NULL ? handoff_windows_send(h->windows, r, h->v, e)
+                            : export_and_send(h, r, e);
     handoff_request_free(r);
     return rc;
 }
 
-static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
+static void hand_over(struct handoff *h, struct err *e)
 {
-    struct fleet_update_request req = {.label = a->v->label,
-                                       .repair = a->upstream != NULL,
-                                       .upstream = a->upstream,
-                                       .given_up = a->upstream != NULL ? &h->given_up : NULL,
-                                       .handoff = a->v->serial,
+    struct fleet_update_request req = {.label = h->v->label,
+                                       .repair = h->behind != NULL,
+                                       .upstream = h->behind,
+                                       .given_up = h->behind != NULL ? &h->given_up : NULL,
+                                       .handoff = h->v->serial,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
+    struct fleet_control *fc = h->cfg.control;
     fleet_results_auto replies = {0};
     struct fleet_session *s;
     struct err ignored = {0};
-    int rc = -1;
+    int rc;
 
-    if (fleet_start_update(h->cfg.control, &req, &s, &replies, e) == 0) {
-        rc = send_version(h, s, a->v, e);
-        if (rc == 0)
-            rc = fleet_finish_update(h->cfg.control, s, a->v->label, NULL, true, e);
-        if (rc != 0 && fleet_update_is_open(h->cfg.control, s))
-            (void)fleet_abort_update_wait(h->cfg.control, s, e, &ignored);
-        fleet_unref(h->cfg.control, s);
-    }
-    return rc;
+    if (fleet_start_update(fc, &req, &s, &replies, e) != 0)
+        return;
+    rc = send_version(h, s, e);
+    if (rc == 0)
+        rc = fleet_finish_update(fc, s, h->v->label, NULL, true, e);
+    if (rc != 0 && fleet_update_is_open(fc, s))
+        (void)fleet_abort_update_wait(fc, s, e, &ignored);
+    fleet_unref(fc, s);
 }
 
 /* the job */
 
-static void log_handed(const struct attempt *a, uint64_t took_us, const struct err *why)
+static void log_handed(const struct handoff *h, uint64_t took_us, const struct err *why)
 {
     struct log_rec r;
 
     log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
               why->code != ERR_NONE ? "handoff.failed"
-              : a->upstream != NULL ? "handoff.repaired"
+              : h->behind != NULL   ? "handoff.repaired"
                                     : "handoff.done");
-    log_str(&r, "weight_version", a->v->label);
-    log_u64(&r, "serial", a->v->serial);
+    log_str(&r, "weight_version", h->v->label);
+    log_u64(&r, "serial", h->v->serial);
     log_ms(&r, "duration_ms", took_us);
     log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
     log_event(&r);
 }
 
-static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
-                 const struct err *why)
+static void note(struct handoff *h, uint64_t took_us, const struct err *why)
 {
-    bool done = why->code == ERR_NONE, repair = a->upstream != NULL;
-    struct retry *retry = repair ? &fleet_engine(a->upstream)->repair : &h->all;
+    bool done = why->code == ERR_NONE, repair = h->behind != NULL;
+    struct retry *retry = repair ? &fleet_engine(h->behind)->repair : &h->all;
 
     if (done)
         retry_clear(retry);
     else
         retry_failed(retry, RETRY_US, RETRY_MAX_US);
-    log_handed(a, took_us, why);
+    log_handed(h, took_us, why);
     mtx_lock(&h->lock);
     h->info.why = *why;
     h->info.retry_due_us = retry->due_us;
@@ -171,25 +147,28 @@ static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
     h->info.n_handoffs += done && !repair;
     h->info.n_repairs += done && repair;
     if (done && !repair) {
-        h->info.done = a->v->serial;
+        h->info.done = h->v->serial;
         h->info.last_us = took_us;
     }
-    h->tried = a->v->serial;
+    h->tried = h->v->serial;
     h->repairing = false;
     cnd_broadcast(&h->changed);
     mtx_unlock(&h->lock);
 }
 
-/* Decides what the version is handed to. A version that was committed just now is for all engines,
- * not only for those behind. */
-static void begin_attempt(struct handoff *h, struct attempt *a)
+/* A version that was committed just now is for all engines, not only for one behind. */
+static void begin_attempt(struct handoff *h)
 {
+    struct upstream *behind = h->behind;
+
     mtx_lock(&h->lock);
-    if (h->info.done != a->v->serial || h->info.wanted != a->v->serial)
-        a->upstream = NULL;
-    h->repairing = a->upstream != NULL;
+    if (h->info.done != h->v->serial || h->info.wanted != h->v->serial)
+        h->behind = NULL;
+    h->repairing = h->behind != NULL;
     __atomic_store_n(&h->given_up, false, __ATOMIC_RELEASE);
     mtx_unlock(&h->lock);
+    if (h->behind == NULL)
+        upstream_unref(behind);
 }
 
 static void run_reap(void *store)
@@ -200,16 +179,15 @@ static void run_reap(void *store)
 static void run(void *arg)
 {
     struct handoff *h = arg;
-    struct attempt a = {.upstream = h->behind};
     uint64_t began_us = clock_now_us();
     struct err why = {0};
-    bool pinned = store_pin(h->cfg.store, &a.v, &why) == 0, news;
+    bool pinned = store_pin(h->cfg.store, &h->v, &why) == 0, news;
 
     if (pinned) {
-        begin_attempt(h, &a);
-        (void)hand_over(h, &a, &why);
-        note(h, &a, clock_now_us() - began_us, &why);
-        if (store_unpin_deferred(h->cfg.store, a.v))
+        begin_attempt(h);
+        hand_over(h, &why);
+        note(h, clock_now_us() - began_us, &why);
+        if (store_unpin_deferred(h->cfg.store, h->v))
             workers_call(h->cfg.control->cfg.blocking, run_reap, h->cfg.store);
     }
     upstream_unref(h->behind);
@@ -248,9 +226,13 @@ static struct upstream *find_behind(struct handoff *h)
     return found != NULL ? upstream_ref(found) : NULL;
 }
 
-/* Is there something to hand over? @behind  out: one reference, as in struct handoff */
-static bool find_work(struct handoff *h, struct upstream **behind)
+/* The job is refused only when the executor has stopped, which it does after the loop. */
+static void look(void *arg)
 {
+    struct handoff *h = arg;
+    struct fleet_control *fc = h->cfg.control;
+    struct upstream *behind = NULL;
+    struct err ignored = {0};
     bool idle, news, settled;
 
     mtx_lock(&h->lock);
@@ -258,27 +240,18 @@ static bool find_work(struct handoff *h, struct upstream **behind)
     /* A version that was never tried does not wait for the delay after a failure. */
     news = idle &&
            (h->info.wanted > h->tried || (h->info.wanted > h->info.done && retry_is_due(&h->all)));
-    settled = idle && h->info.done > 0 && h->info.done == h->info.wanted;
+    settled = h->info.done > 0 && h->info.done == h->info.wanted;
     mtx_unlock(&h->lock);
-    *behind = !news && settled && retry_is_due(&h->all) ? find_behind(h) : NULL;
-    return news || *behind != NULL;
-}
-
-/* The job is refused only when the executor has stopped, which it does after the loop. */
-static void look(void *arg)
-{
-    struct handoff *h = arg;
-    struct upstream *behind;
-    struct err ignored = {0};
-
-    if (find_work(h, &behind)) {
+    if (idle && !news && settled && retry_is_due(&h->all))
+        behind = find_behind(h);
+    if (news || behind != NULL) {
         h->behind = behind;
         mtx_lock(&h->lock);
         h->running = true;
         mtx_unlock(&h->lock);
-        (void)workers_post(h->cfg.control->cfg.executor, &h->job, WORKERS_URGENT, &ignored);
+        (void)workers_post(fc->cfg.executor, &h->job, WORKERS_URGENT, &ignored);
     }
-    loop_timer_set(upstreams_loop(h->cfg.control->upstreams), &h->timer, clock_after_us(LOOK_US));
+    loop_timer_set(upstreams_loop(fc->upstreams), &h->timer, clock_after_us(LOOK_US));
 }
 
 int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e)
@@ -288,6 +261,7 @@ int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err 
     if (h == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     h->cfg = *cfg;
+    h->info.window_nbytes = cfg->window_nbytes;
     h->job = (struct job){.run = run, .arg = h};
     h->item = (struct loop_item){.run = look, .arg = h};
     h->timer = (struct loop_timer){.fire = look, .arg = h};
@@ -333,31 +307,29 @@ void handoff_want(struct handoff *h, uint64_t serial)
     loop_post(upstreams_loop(h->cfg.control->upstreams), &h->item);
 }
 
-/* A repair that goes well ends by itself soon. Its engine gets the new version with the others. */
-static void give_repair_up(struct handoff *h, uint64_t serial)
+/* A repair that goes well ends by itself soon; else it is given up, and its engine gets the new
+ * version with the others. */
+static void wait_tried_locked(struct handoff *h, uint64_t serial)
 {
-    uint64_t deadline_us = clock_after_us(REPAIR_GRACE_US);
-    bool in_time = true;
+    uint64_t grace_us = clock_after_us(REPAIR_GRACE_US);
+    uint64_t end_us = clock_after_us(HANDOFF_WAIT_STEPS * fleet_update_us(h->cfg.control));
 
-    mtx_lock(&h->lock);
-    while (h->repairing && h->tried < serial && !h->stopping && in_time)
-        in_time = cnd_wait(&h->changed, &h->lock, deadline_us);
-    if (h->repairing && h->tried < serial)
-        __atomic_store_n(&h->given_up, true, __ATOMIC_RELEASE);
-    mtx_unlock(&h->lock);
+    while (h->tried < serial && !h->stopping && !clock_passed(end_us)) {
+        bool in_grace = h->repairing && !clock_passed(grace_us);
+
+        if (h->repairing && !in_grace)
+            __atomic_store_n(&h->given_up, true, __ATOMIC_RELEASE);
+        (void)cnd_wait(&h->changed, &h->lock, in_grace && grace_us < end_us ? grace_us : end_us);
+    }
 }
 
 int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(HANDOFF_WAIT_STEPS * fleet_update_us(h->cfg.control));
-    bool in_time = true;
     int rc = 0;
 
     handoff_want(h, serial);
-    give_repair_up(h, serial);
     mtx_lock(&h->lock);
-    while (h->tried < serial && !h->stopping && in_time)
-        in_time = cnd_wait(&h->changed, &h->lock, deadline_us);
+    wait_tried_locked(h, serial);
     if (h->info.done >= serial)
         rc = 0;
     else if (h->tried >= serial)
@@ -376,11 +348,6 @@ int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
             "on, and GET /v1/upstreams says which have it");
     mtx_unlock(&h->lock);
     return rc;
-}
-
-uint64_t handoff_window_nbytes(const struct handoff *h)
-{
-    return h->cfg.window_nbytes;
 }
 
 void handoff_info_get(struct handoff *h, struct handoff_info *out)

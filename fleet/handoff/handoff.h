@@ -57,13 +57,11 @@ void handoff_want(struct handoff *h, uint64_t serial);
 struct handoff_info {
     uint64_t wanted, done; /* serials of the store: committed; handed to enough engines. 0: none */
     uint64_t n_handoffs, n_repairs, n_failed;
-    uint64_t last_us;      /* how long the last hand-off that succeeded took; 0: none */
-    struct err why;        /* why the last try failed; clean: it did not */
-    uint64_t retry_due_us; /* when it is repeated at the earliest; 0: it did not fail */
+    uint64_t last_us;       /* how long the last hand-off that succeeded took; 0: none */
+    struct err why;         /* why the last try failed; clean: it did not */
+    uint64_t retry_due_us;  /* when it is repeated at the earliest; 0: it did not fail */
+    uint64_t window_nbytes; /* as configured; 0: a version is not sent by windows */
 };
-
-/* handoff_window_nbytes - as configured; 0: a version is not sent by windows. */
-uint64_t handoff_window_nbytes(const struct handoff *h);
 
 /* handoff_info_get - Threads: any. Blocks: no. */
 void handoff_info_get(struct handoff *h, struct handoff_info *out);

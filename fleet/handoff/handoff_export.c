@@ -63,12 +63,6 @@ static int refuse_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
 }
 
-static void slabs_fini(struct slabs *s)
-{
-    free(s->places);
-    free(s->all);
-}
-
 /* The tensors of one place. */
 static struct torch_place *tensors_of(const struct slabs *s, uint32_t place)
 {
@@ -132,7 +126,7 @@ static void fill_from_peers(struct slabs *s)
     }
 }
 
-static int write_texts(struct handoff_export *out, const struct slabs *s, bool named, struct err *e)
+static int write_texts(struct handoff_export *out, const struct slabs *s)
 {
     char ref_name[IPC_REF_NAME_MAX + 1];
     const struct torch_exports x = {s->all, s->n, s->list->n_tensors, ref_name, 0};
@@ -141,38 +135,33 @@ static int write_texts(struct handoff_export *out, const struct slabs *s, bool n
     handoff_ref_name(ref_name);
     for (uint32_t i = 0; i < s->gpus.n; i++)
         gpus[i] = (struct torch_gpu){s->gpus.uuids[i], tensors_of(s, i < s->gpus.n_store ? i : 0)};
-    out->handles = torch_export_handles(&x, gpus, s->gpus.n, e);
-    if (named && out->handles != NULL)
-        out->named = torch_export_named(&x, s->places, e);
-    return e->code == ERR_NONE ? 0 : -1;
+    out->handles = torch_export_handles(&x, gpus, s->gpus.n, out->e);
+    if (out->for_sglang && out->handles != NULL)
+        out->named = torch_export_named(&x, s->places, out->e);
+    return out->e->code == ERR_NONE ? 0 : -1;
 }
 
-int handoff_export_init(struct handoff_export *out, struct store *store,
-                        const struct version *version, const struct cuda_info *cuda, bool named,
-                        struct err *e)
+void handoff_export_make(void *export)
 {
-    struct slabs s = {.list = store_model_spec(store)->tensor_list};
-    int rc;
+    struct handoff_export *x = export;
+    struct slabs s = {.list = store_model_spec(x->store)->tensor_list};
 
-    *out = (struct handoff_export){.list = store_model_spec(store)->tensor_list};
-    handoff_gpus_list(&s.gpus, store, cuda);
+    x->list = store_model_spec(x->store)->tensor_list;
+    handoff_gpus_list(&s.gpus, x->store, x->cuda);
     s.places = calloc((size_t)s.gpus.n_store * s.list->n_tensors, sizeof *s.places);
-    rc = s.places != NULL ? 0 : refuse_memory(e);
-    for (uint32_t i = 0; i < s.gpus.n_store && rc == 0; i++)
-        rc = export_place(&s, store, version->places[i], i, e);
-    if (rc == 0) {
+    x->rc = s.places != NULL ? 0 : refuse_memory(x->e);
+    for (uint32_t i = 0; i < s.gpus.n_store && x->rc == 0; i++)
+        x->rc = export_place(&s, x->store, x->v->places[i], i, x->e);
+    if (x->rc == 0) {
         fill_from_peers(&s);
-        rc = write_texts(out, &s, named, e);
+        x->rc = write_texts(x, &s);
     }
-    slabs_fini(&s);
-    if (rc != 0)
-        handoff_export_fini(out);
-    return rc;
+    free(s.places);
+    free(s.all);
 }
 
 void handoff_export_fini(struct handoff_export *x)
 {
     free(x->handles);
     free(x->named);
-    *x = (struct handoff_export){0};
 }

@@ -12,22 +12,24 @@
 #include <stdint.h>
 
 struct handoff_export {
-    struct tensor_list *list; /* borrowed from the store; in the order of the handles */
+    struct store *store;          /* with at least one GPU */
+    const struct version *v;      /* pinned by the caller for as long as engines may map it */
+    const struct cuda_info *cuda; /* GPUs of this host that engines may be on; those that the store
+                                     does not use map a peer's memory */
+    bool for_sglang;
+
+    struct tensor_list *list; /* borrowed from the store; in the order of `handles` */
     char *handles;            /* owned; for vLLM and baton */
-    char *named;              /* owned; for each rank of an SGLang; NULL: not asked for */
+    char *named;              /* owned; for each rank of an SGLang; NULL unless `for_sglang` */
+    struct err *e;            /* borrowed */
+    int rc;
 };
 
-/* handoff_export_init - export the slabs of a version.
- * @store    with at least one GPU
- * @version  pinned by the caller for as long as engines may map it
- * @cuda     GPUs of this host that engines may be on; those that the store does not use map a
- *           peer's memory
- * @named    for an SGLang, too
+/* handoff_export_make - export the slabs of a version, for workers_call.
+ * @export  struct handoff_export, zero but for the first four and `e`
  * Threads: any. Blocks: on the driver. Errors: ERR_CUDA; ERR_NO_MEMORY. */
-int handoff_export_init(struct handoff_export *out, struct store *store,
-                        const struct version *version, const struct cuda_info *cuda, bool named,
-                        struct err *e);
-void handoff_export_fini(struct handoff_export *x); /* accepts a zeroed one */
+void handoff_export_make(void *export);
+void handoff_export_fini(struct handoff_export *x);
 
 /* UUIDs of the host's GPUs, bare: first those of the store, by place, then the others that engines
  * may be on. */

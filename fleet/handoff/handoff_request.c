@@ -14,6 +14,15 @@ static int refuse_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
 }
 
+int handoff_request_drop(const struct handoff_request *r, struct upstream *upstream,
+                         const struct err *why, struct err *e)
+{
+    struct err named = {0};
+
+    (void)err_set(&named, why->code, "", "%.200s: %s", upstream_name(upstream), why->msg);
+    return fleet_drop_engine(r->fc, r->s, upstream, &named, e);
+}
+
 /* One that does not say has no part in the hand-off: with a wrong number, a rank would find no
  * entry of its own, or a window would be overwritten while a stage still reads it. */
 static int note_answer(struct handoff_request *r, size_t part, const struct fleet_result *result,
@@ -22,16 +31,15 @@ static int note_answer(struct handoff_request *r, size_t part, const struct flee
     struct err cause = result->why, why = {0};
 
     if (result->outcome == FLEET_OK &&
-        api_read_bucket_ranks(&r->ranks[part], result->text != NULL ? result->text : "",
-                              result->text_len, &cause) == 0) {
+        api_read_bucket_ranks(&r->ranks[part], result->text, result->text_len, &cause) == 0) {
         r->n_sglangs++;
         return 0;
     }
     (void)err_set(&why, cause.code != ERR_NONE ? cause.code : ERR_UPSTREAM, "",
-                  "%.200s: nothing was sent to it, as it did not say how many ranks it has; it is "
-                  "asked again at the next try: %.300s",
-                  upstream_name(result->upstream), cause.msg);
-    return fleet_drop_engine(r->fc, r->s, result->upstream, &why, e);
+                  "nothing was sent to it, as it did not say how many ranks it has; it is asked "
+                  "again at the next try: %.300s",
+                  cause.msg);
+    return handoff_request_drop(r, result->upstream, &why, e);
 }
 
 static int read_ranks(struct handoff_request *r, struct err *e)

@@ -34,6 +34,10 @@ int handoff_request_new(struct handoff_request **out, struct fleet_control *fc,
                         struct fleet_session *s, struct err *e);
 void handoff_request_free(struct handoff_request *r); /* accepts NULL */
 
+/* handoff_request_drop - fleet_drop_engine. @why  without the engine's name */
+int handoff_request_drop(const struct handoff_request *r, struct upstream *upstream,
+                         const struct err *why, struct err *e);
+
 /* handoff_request_entries - make the entries of a part, each NULL so far. Errors: ERR_NO_MEMORY;
  * NULL then. */
 const char **handoff_request_entries(struct handoff_request *r, size_t part, struct err *e);

@@ -156,10 +156,10 @@ static int fill_begin(struct sending *s, uint32_t k)
     if (device_batch_new(w->device, batch, s->e) != 0)
         return -1;
     for (uint32_t i = w->plan.first[k]; i < w->plan.first[k + 1] && rc == 0; i++) {
-        uint32_t index = w->plan.tensors[i].index;
-        uint64_t at = s->v->places[0][index].addr;
+        const struct tensor_spec *t = w->plan.tensors[i].tensor;
+        uint64_t at = s->v->places[0][t - specs].addr;
 
-        if (specs[index].nbytes == 0)
+        if (t->nbytes == 0)
             continue;
         if (at != src + nbytes) {
             rc = device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, s->e);
@@ -167,7 +167,7 @@ static int fill_begin(struct sending *s, uint32_t k)
             src = at;
             nbytes = 0;
         }
-        nbytes += specs[index].nbytes;
+        nbytes += t->nbytes;
     }
     return rc == 0 ? device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, s->e)
                    : rc;
@@ -210,16 +210,14 @@ static void stop_filling(void *arg)
 /* requests */
 
 /* The tensors of a window, in its order. One reference. */
-static int list_of(struct tensor_list **out, const struct handoff_windows *w, uint32_t k,
-                   struct err *e)
+static int list_of(struct tensor_list **out, const struct window_plan *p, uint32_t k, struct err *e)
 {
-    const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
     struct tensor_list_builder *b;
 
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
-    for (uint32_t i = w->plan.first[k]; i < w->plan.first[k + 1]; i++) {
-        const struct tensor_spec *t = &specs[w->plan.tensors[i].index];
+    for (uint32_t i = p->first[k]; i < p->first[k + 1]; i++) {
+        const struct tensor_spec *t = p->tensors[i].tensor;
 
         if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0) {
             tensor_list_builder_free(b);
@@ -241,66 +239,37 @@ static int make_packed(struct handoff_request *r, const struct handoff_windows *
         gpus[i] = (struct torch_gpu){w->gpus.uuids[i], &at};
     r->tensors = (struct api_tensors){
         .by_handles = true, .packed = true, .handles = torch_export_packed(&x, gpus, w->gpus.n, e)};
-    return r->tensors.handles != NULL ? list_of(&r->tensors.list, w, k, e) : -1;
+    return r->tensors.handles != NULL ? list_of(&r->tensors.list, &w->plan, k, e) : -1;
 }
 
-/* One entry of an SGLang's serialized_named_tensors: the same for each rank, but for its counter.
- */
-static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const char *ref_name,
-                          uint32_t ref_slot, struct err *e)
-{
-    const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
-    const struct torch_place flat = {&w->bytes, 0, 0};
-    uint32_t first = w->plan.first[k], n = w->plan.first[k + 1] - first;
-    const struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1, n, ref_name, ref_slot};
-    struct torch_place *places = calloc(n, sizeof *places);
-    char *text;
-
-    if (places == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
-        return NULL;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        const struct window_tensor *t = &w->plan.tensors[first + i];
-
-        places[i] = (struct torch_place){&specs[t->index], 0, t->offset};
-    }
-    text = torch_export_bucket(&x, &flat, places, e);
-    free(places);
-    return text;
-}
-
+/* For an SGLang in the update: it has no window now, since it would have been dropped. It may be
+ * out of the update: then nothing is made. Entries differ by the counters of their ranks. */
 static int make_bucket(struct handoff_request *r, const struct handoff_windows *w, size_t part,
-                       const char *ref_name, uint32_t k, struct err *e)
+                       uint32_t k, struct err *e)
 {
-    const char **entries = handoff_request_entries(r, part, e);
+    struct upstream *upstream = r->s->parts[part].upstream;
+    struct window_reader *reader = &fleet_engine(upstream)->window;
+    const struct torch_place flat = {&w->bytes, 0, 0}, *first = &w->plan.tensors[w->plan.first[k]];
+    struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1,
+                              w->plan.first[k + 1] - w->plan.first[k], reader->ref_name, 0};
+    uint64_t n_ranks = r->ranks[part].n_entries;
+    struct upstream_info info;
+    const char **entries;
 
+    if (n_ranks == 0 || !fleet_update_has_engine(r->fc, r->s, upstream))
+        return 0;
+    fleet_info(fleet_of(r->fc), upstream, &info);
+    if (window_reader_expect(reader, k % WINDOW_HALVES, n_ranks, &info, e) != 0)
+        return -1;
+    entries = handoff_request_entries(r, part, e);
     r->sglangs[part].format = "flattened_bucket";
-    for (uint64_t rank = 0; rank < r->sglangs[part].n_entries; rank++) {
-        uint32_t slot = window_reader_slot(k % WINDOW_HALVES, rank);
-
-        entries[rank] = bucket_entry(w, k, ref_name, slot, e);
+    for (uint64_t rank = 0; entries != NULL && rank < n_ranks; rank++) {
+        x.ref_slot = window_reader_slot(k % WINDOW_HALVES, rank);
+        entries[rank] = torch_export_bucket(&x, &flat, first, e);
         if (entries[rank] == NULL)
             return -1;
     }
     return entries != NULL ? 0 : -1;
-}
-
-/* For an SGLang in the update: it has no window now, since it would have been dropped. It may be
- * out of the update: then nothing is made. */
-static int make_for(struct handoff_request *r, const struct handoff_windows *w, size_t part,
-                    uint32_t k, struct err *e)
-{
-    struct upstream *upstream = r->s->parts[part].upstream;
-    struct window_reader *reader = &fleet_engine(upstream)->window;
-    struct upstream_info info;
-
-    if (r->ranks[part].n_entries == 0 || !fleet_update_has_engine(r->fc, r->s, upstream))
-        return 0;
-    fleet_info(fleet_of(r->fc), upstream, &info);
-    if (window_reader_expect(reader, k % WINDOW_HALVES, r->ranks[part].n_entries, &info, e) != 0)
-        return -1;
-    return make_bucket(r, w, part, reader->ref_name, k, e);
 }
 
 static void free_window(struct handoff_request *r)
@@ -319,7 +288,7 @@ static int send_window(const struct handoff_windows *w, struct handoff_request *
     int rc = make_packed(r, w, k, e);
 
     for (size_t i = 0; i < r->s->n_parts && rc == 0; i++)
-        rc = make_for(r, w, i, k, e);
+        rc = make_bucket(r, w, i, k, e);
     if (rc == 0)
         rc = handoff_request_send(r, e);
     for (size_t i = 0; i < r->s->n_parts; i++)
@@ -329,7 +298,7 @@ static int send_window(const struct handoff_windows *w, struct handoff_request *
     return rc;
 }
 
-/* Nobody signals it: torch counts down in shared memory. */
+/* No thread signals it: torch counts down in shared memory. */
 static void nap(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
@@ -355,9 +324,9 @@ static int wait_read(struct handoff_request *r, struct err *e)
         if (!window_reader_has_window(reader) || !fleet_update_has_engine(r->fc, r->s, it))
             continue;
         (void)err_set(&why, ERR_TIMEOUT, "",
-                      "%.200s: %d s after its reply it still has the window; " READER_REMEDY,
-                      upstream_name(it), (int)(READ_US / 1000000));
-        rc = fleet_drop_engine(r->fc, r->s, it, &why, e);
+                      "%d s after its reply it still has the window; " READER_REMEDY,
+                      (int)(READ_US / 1000000));
+        rc = handoff_request_drop(r, it, &why, e);
     }
     return rc;
 }
@@ -365,29 +334,24 @@ static int wait_read(struct handoff_request *r, struct err *e)
 /* upstreams that cannot take windows */
 
 /* @why  clean; set if an SGLang cannot be sent a window now */
-static void check_reader(struct upstream *upstream, const struct upstream_info *info,
+static void check_reader(struct window_reader *r, const struct upstream_info *info,
                          const struct api_bucket_ranks *ranks, struct err *why)
 {
-    struct window_reader *r = &fleet_engine(upstream)->window;
-
     if (ranks->n_stages > 1)
         (void)err_set(why, ERR_CONFLICT, "",
-                      "%.200s: its %llu pipeline stages would count down one counter, which torch "
-                      "does not do safely: give a GPU, as in --stage cuda:0",
-                      upstream_name(upstream), (unsigned long long)ranks->n_stages);
+                      "its %llu pipeline stages would count down one counter, which torch does not "
+                      "do safely: give a GPU, as in --stage cuda:0",
+                      (unsigned long long)ranks->n_stages);
     else if (ranks->n_entries > WINDOW_RANKS_MAX)
         (void)err_set(why, ERR_CONFLICT, "",
-                      "%.200s: it has more than %d ranks: give a GPU, as in --stage cuda:0",
-                      upstream_name(upstream), (int)WINDOW_RANKS_MAX);
-    if (why->code != ERR_NONE || !window_reader_has_window(r))
-        return;
-    if (window_reader_has_ended(r, info))
+                      "it has more than %d ranks: give a GPU, as in --stage cuda:0",
+                      (int)WINDOW_RANKS_MAX);
+    else if (window_reader_has_window(r) && window_reader_has_ended(r, info))
         window_reader_forget(r);
-    else
-        (void)err_set(why, ERR_CONFLICT, "",
-                      "%.200s: nothing was sent to it, as it still has a window of an earlier "
-                      "try; " READER_REMEDY,
-                      upstream_name(upstream));
+    else if (window_reader_has_window(r))
+        (void)err_set(
+            why, ERR_CONFLICT, "",
+            "nothing was sent to it, as it still has a window of an earlier try; " READER_REMEDY);
 }
 
 /* An upstream's release is known only once it was probed; an SGLang's was asked for just now. One
@@ -398,6 +362,7 @@ static int check_upstreams(struct handoff_request *r, struct err *e)
 
     for (size_t i = 0; i < r->s->n_parts && rc == 0; i++) {
         struct upstream *it = r->s->parts[i].upstream;
+        struct window_reader *reader = &fleet_engine(it)->window;
         bool is_sglang = r->ranks[i].n_entries > 0;
         struct upstream_info info;
         struct err why = {0};
@@ -410,13 +375,13 @@ static int check_upstreams(struct handoff_request *r, struct err *e)
                               is_sglang ? r->ranks[i].release : info.report.release)
                    .refuses_windows;
         if (text != NULL)
-            (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", upstream_name(it), text);
+            (void)err_set(&why, ERR_CONFLICT, "", "%s", text);
         else if (is_sglang)
-            check_reader(it, &info, &r->ranks[i], &why);
+            check_reader(reader, &info, &r->ranks[i], &why);
         else /* it is of another kind now: the SGLang that got windows has gone */
-            window_reader_forget(&fleet_engine(it)->window);
+            window_reader_forget(reader);
         if (why.code != ERR_NONE)
-            rc = fleet_drop_engine(r->fc, r->s, it, &why, e);
+            rc = handoff_request_drop(r, it, &why, e);
     }
     return rc;
 }

@@ -135,7 +135,7 @@ void window_plan_fini(struct window_plan *p)
 }
 
 /* Places n tensors one behind another, those with larger elements first. */
-static void place(struct window_tensor *out, const struct tensor_list *list,
+static void place(struct torch_place *out, const struct tensor_list *list,
                   const struct group *tensors, uint32_t n)
 {
     uint64_t offset = 0;
@@ -146,7 +146,7 @@ static void place(struct window_tensor *out, const struct tensor_list *list,
 
             if (dtype_nbytes(t->dtype) != size)
                 continue;
-            *out++ = (struct window_tensor){tensors[i].index, offset};
+            *out++ = (struct torch_place){t, 0, offset};
             offset += t->nbytes;
         }
 }

@@ -9,6 +9,7 @@
 #define BATON_FLEET_HANDOFF_WINDOW_PLAN_H
 
 #include "base/err.h"
+#include "transport/ipc/torch_export.h"
 #include "weights/tensor_list.h"
 
 #include <stdint.h>
@@ -30,18 +31,13 @@ static inline uint32_t window_n_halves(uint64_t window_nbytes, uint64_t version_
     return window_nbytes < version_nbytes ? WINDOW_HALVES : 1;
 }
 
-struct window_tensor {
-    uint32_t index;  /* in the list */
-    uint64_t offset; /* in the window */
-};
-
 /* Groups in the order of their first tensors, as many in each window as it holds. In a window,
  * tensors with larger elements come first, so that each is aligned for its elements, and no byte is
  * between two. */
 struct window_plan {
-    uint32_t n;                    /* windows */
-    uint32_t *first;               /* owned; [n + 1]: window k has tensors first[k]..first[k+1]-1 */
-    struct window_tensor *tensors; /* owned; [n_tensors] */
+    uint32_t n;                  /* windows */
+    uint32_t *first;             /* owned; [n + 1]: window k has tensors first[k]..first[k+1]-1 */
+    struct torch_place *tensors; /* owned; [n_tensors]; of the list, in the one slab of a window */
 };
 
 /* window_plan_init - @nbytes  of a window; not less than the largest group has

@@ -304,14 +304,14 @@ static json_t *stage_json(const struct app *app)
     return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}",
                      "memory", store_in_host_memory(app->weights->store) ? "host" : "gpu",
                      "placement", store_sharded(app->weights->store) ? "sharded" : "replicated",
-                     "window_nbytes", (json_int_t)handoff_window_nbytes(app->fleet->handoff),
-                     "n_devices", (json_int_t)app->weights->n_devices, "state",
-                     store_state_name(info.state), "plan_digest",
-                     store_model_spec(app->weights->store)->tensor_list->digest, "weight_version",
-                     text_or_null(info.label), "serial", (json_int_t)info.serial, "handed_serial",
-                     (json_int_t)now.done, "n_handoffs", (json_int_t)now.n_handoffs, "n_repairs",
-                     (json_int_t)now.n_repairs, "last_handoff_s", (double)now.last_us / 1e6,
-                     "error", failed_json(&now), "handoff", fleet_update_json(app), "upstreams",
+                     "window_nbytes", (json_int_t)now.window_nbytes, "n_devices",
+                     (json_int_t)app->weights->n_devices, "state", store_state_name(info.state),
+                     "plan_digest", store_model_spec(app->weights->store)->tensor_list->digest,
+                     "weight_version", text_or_null(info.label), "serial", (json_int_t)info.serial,
+                     "handed_serial", (json_int_t)now.done, "n_handoffs",
+                     (json_int_t)now.n_handoffs, "n_repairs", (json_int_t)now.n_repairs,
+                     "last_handoff_s", (double)now.last_us / 1e6, "error", failed_json(&now),
+                     "handoff", fleet_update_json(app), "upstreams",
                      info.serial > 0 ? fleet_handed_json(app, info.serial) : json_array());
 }
 

@@ -39,7 +39,7 @@ static struct tensor_list *model; /* of all versions; to the end */
 
 int __wrap_store_pin(struct store *s, const struct version **out, struct err *e);
 bool __wrap_store_unpin_deferred(struct store *s, const struct version *v);
-__typeof__(handoff_export_init) __wrap_handoff_export_init;
+__typeof__(handoff_export_make) __wrap_handoff_export_make;
 __typeof__(handoff_export_fini) __wrap_handoff_export_fini;
 __typeof__(upstreams_loop) __wrap_upstreams_loop;
 __typeof__(loop_post) __wrap_loop_post;
@@ -89,20 +89,19 @@ static char *export_text(const struct version *version)
 }
 
 /* The driver fails here: the slabs cannot be exported. */
-int __wrap_handoff_export_init(struct handoff_export *out, struct store *store,
-                               const struct version *version, const struct cuda_info *cuda,
-                               bool named, struct err *e)
+void __wrap_handoff_export_make(void *export)
 {
-    (void)store;
-    (void)cuda;
+    struct handoff_export *x = export;
+
     if (chance(w.all_fail_percent))
-        return err_set(e, ERR_CUDA, "", "cuIpcGetMemHandle failed");
-    if (chance(w.all_fail_percent))
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
-    *out = (struct handoff_export){.list = model_list(),
-                                   .handles = export_text(version),
-                                   .named = named ? export_text(version) : NULL};
-    return 0;
+        x->rc = err_set(x->e, ERR_CUDA, "", "cuIpcGetMemHandle failed");
+    else if (chance(w.all_fail_percent))
+        x->rc = err_set(x->e, ERR_NO_MEMORY, "", "no memory to export the weights");
+    if (x->rc != 0)
+        return;
+    x->list = model_list();
+    x->handles = export_text(x->v);
+    x->named = x->for_sglang ? export_text(x->v) : NULL;
 }
 
 void __wrap_handoff_export_fini(struct handoff_export *x)
