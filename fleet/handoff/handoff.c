@@ -323,36 +323,39 @@ static void wait_tried_locked(struct handoff *h, uint64_t serial)
     }
 }
 
+static int outcome_locked(const struct handoff *h, uint64_t serial, struct err *e)
+{
+    if (h->info.done >= serial)
+        return 0;
+    if (h->tried >= serial)
+        return err_set(e, ERR_NOT_HANDED_OVER, "",
+                       "the version is committed here, but not handed over to the upstreams, which "
+                       "is tried again (do not send it again): %.300s",
+                       h->info.why.msg);
+    if (h->stopping)
+        return err_set(e, ERR_NOT_HANDED_OVER, "",
+                       "the version is committed here, but not handed over to the upstreams: this "
+                       "server is stopping");
+    return err_set(e, ERR_NOT_HANDED_OVER, "",
+                   "the version is committed here, and not yet handed over to the upstreams: that "
+                   "goes on, and GET /v1/upstreams says which have it");
+}
+
 int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
 {
-    int rc = 0;
+    int rc;
 
     handoff_want(h, serial);
     mtx_lock(&h->lock);
     wait_tried_locked(h, serial);
-    if (h->info.done >= serial)
-        rc = 0;
-    else if (h->tried >= serial)
-        rc = err_set(e, ERR_NOT_HANDED_OVER, "",
-                     "the version is committed here, but not handed over to the upstreams, which "
-                     "is tried again (do not send it again): %.300s",
-                     h->info.why.msg);
-    else if (h->stopping)
-        rc = err_set(e, ERR_NOT_HANDED_OVER, "",
-                     "the version is committed here, but not handed over to the upstreams: this "
-                     "server is stopping");
-    else
-        rc = err_set(
-            e, ERR_NOT_HANDED_OVER, "",
-            "the version is committed here, and not yet handed over to the upstreams: that goes "
-            "on, and GET /v1/upstreams says which have it");
+    rc = outcome_locked(h, serial, e);
     mtx_unlock(&h->lock);
     return rc;
 }
 
 void handoff_info_get(struct handoff *h, struct handoff_info *out)
 {
-    mtx_lock(&h->lock);
+    mtx_auto held = mtx_hold(&h->lock);
+
     *out = h->info;
-    mtx_unlock(&h->lock);
 }
