@@ -1,5 +1,7 @@
 /* The routes of adapters in front of upstream engines. */
+#include "base/json_parse.h"
 #include "base/log.h"
+#include "engine/lora/adapter_config.h"
 #include "fleet/api/api_json.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/ask/fleet_lora_load.h"
@@ -9,8 +11,8 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
-#include "handlers/fleet/lora_sent.h"
 #include "handlers/reply.h"
+#include "weights/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +74,131 @@ static int load_parse(struct fleet_lora_request *req, const json_t *body, struct
     req->timeout_us = (timeout_s > 0 ? timeout_s : LORA_S_DEFAULT) * 1000000;
     return 0;
 }
+
+/* an adapter whose tensors are the request's body, and whose members are in the query */
+
+/* Must be a whole file: an engine would find only later that it is not. */
+static int check_tensors(const struct http_request *x, struct err *e)
+{
+    struct safetensors head = {0};
+    uint64_t nbytes = 0;
+
+    if (safetensors_head_nbytes(x->body, x->body_len, &nbytes, e) != 0)
+        return -1;
+    if (nbytes == 0 || nbytes > x->body_len)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "the body has %zu bytes, and the header of a .safetensors file has more: "
+                       "send the whole file",
+                       x->body_len);
+    if (safetensors_parse(&head, x->body, nbytes, x->body_len, e) != 0)
+        return -1;
+    safetensors_fini(&head);
+    return 0;
+}
+
+/* The engines that get it do not look. */
+static void warn_base_changed(const json_t *config, const char *name)
+{
+    struct log_rec r;
+
+    if (!adapter_method_changes_base(
+            json_string_value(json_object_get(config, "init_lora_weights"))))
+        return;
+    log_begin(&r, LOG_WARN, "lora.base_changed");
+    log_str(&r, "lora_name", name != NULL ? name : "");
+    log_str(&r, "why", ADAPTER_BASE_CHANGED);
+    log_event(&r);
+}
+
+static int check_config(const char *text, const char *name, struct err *e)
+{
+    json_error_t why;
+    bool starved = false;
+    json_t *config;
+
+    if (text == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/adapter_config",
+                       "'adapter_config' is required, in the query when the body is tensors");
+    config = json_parse_file(text, strlen(text), JSON_REJECT_DUPLICATES, &why, &starved);
+    if (starved)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the adapter's config");
+    if (!json_is_object(config)) {
+        json_decref(config);
+        return err_set(e, ERR_BAD_REQUEST, "/adapter_config",
+                       "it is not the JSON object of adapter_config.json: %.200s",
+                       config != NULL ? "another value" : why.text);
+    }
+    warn_base_changed(config, name);
+    json_decref(config);
+    return 0;
+}
+
+/* The members as those of a request in JSON, without its source; @out  new, also on an error. A
+ * lack of memory is found at the end: the members are counted. */
+static int members_of(json_t **out, const struct http_request *x, struct err *e)
+{
+    static const char *const flags[] = {"load_inplace", "pinned", "allow_partial"};
+    static const char *const numbers[] = {"if_revision", "timeout_s"};
+    const char *name = http_request_query(x, "lora_name");
+    json_t *body = json_object();
+
+    *out = body;
+    if (name == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/lora_name",
+                       "'lora_name' is required, in the query when the body is tensors");
+    (void)json_object_set_new(body, "lora_name", json_string(name));
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        bool value = false;
+
+        if (query_bool(&value, x, flags[i], e) != 0)
+            return -1;
+        if (http_request_query(x, flags[i]) != NULL)
+            (void)json_object_set_new(body, flags[i], json_boolean(value));
+    }
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        uint64_t value = 0;
+
+        if (query_u64(&value, x, numbers[i], 0, INT64_MAX, e) != 0)
+            return -1;
+        if (http_request_query(x, numbers[i]) != NULL)
+            (void)json_object_set_new(body, numbers[i], json_integer((json_int_t)value));
+    }
+    if (json_object_size(body) + 1 != x->n_query) /* adapter_config */
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the members of the request");
+    return 0;
+}
+
+/* @out  borrows from the request. @body  as of members_of; NULL: there is none */
+static int sent_parse(struct adapter_content *out, json_t **body, const struct http_request *x,
+                      struct err *e)
+{
+    *out = (struct adapter_content){.name = http_request_query(x, "lora_name"),
+                                    .config = http_request_query(x, "adapter_config"),
+                                    .tensors = x->body,
+                                    .nbytes = x->body_len};
+    if (check_config(out->config, out->name, e) != 0 || members_of(body, x, e) != 0)
+        return -1;
+    return check_tensors(x, e);
+}
+
+/* Lets `body` load it from a directory (lora_path). Frees the tensors, since the engines may take
+ * minutes. @path  for free(); NULL on an error */
+static int sent_write(const struct adapter_content *sent, struct app *app, struct http_request *x,
+                      json_t *body, char **path, struct err *e)
+{
+    int rc = adapter_dir_write(app->fleet->adapter_dir, sent, path, e);
+
+    http_request_drop_body(x);
+    if (rc != 0)
+        return -1;
+    if (json_object_set_new(body, "lora_path", json_string(*path)) == 0)
+        return 0;
+    free(*path);
+    *path = NULL;
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the path of an adapter");
+}
+
+/* requests */
 
 static json_t *first_reply(const struct fleet_results *results)
 {
@@ -165,17 +292,18 @@ static void remove_old_files(struct app *app, const char *name, bool known, cons
 }
 
 /* Tensors that came with the request become files first, which the engines load, now and again. The
- * caller owns the operation lock. */
-static void load_on_all(struct app *app, struct fleet_lora_request *req, struct api_object *body,
-                        json_t *json, struct lora_sent *sent, struct fleet_lora_reply *reply,
-                        struct err *e)
+ * caller owns the operation lock.
+ * @sent  without tensors: the request is JSON */
+static void load_on_all(struct app *app, struct http_request *x, struct fleet_lora_request *req,
+                        struct api_object *body, const struct adapter_content *sent,
+                        struct fleet_lora_reply *reply, struct err *e)
 {
     bool known = fleet_adapter_exists(fleet_of(app->fleet->control), req->name);
     char *path = NULL;
     int rc = 0;
 
-    if (sent->content.tensors != NULL)
-        rc = lora_sent_write(sent, app->fleet->adapter_dir, json, &path, e);
+    if (sent->tensors != NULL)
+        rc = sent_write(sent, app, x, body->owned, &path, e);
     if (path != NULL)
         req->path = path;
     if (rc == 0)
@@ -188,23 +316,20 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 {
     struct fleet_lora_request req = {0};
     struct fleet_lora_reply reply = {0};
-    struct lora_sent sent = {0};
-    json_t *json = NULL;
-    int rc = body_is_tensors(x) ? lora_sent_parse(&sent, &json, x, e)
-                                : body_parse(&json, x, x->route, e);
-    struct api_object body = {.json = json};
+    struct adapter_content sent = {0};
+    fleet_body_auto body = {0};
+    int rc;
 
-    if (rc == 0)
-        rc = load_parse(&req, json, e);
-    if (rc == 0)
-        rc = fleet_op_lock(app->fleet->control, x, "the load of an adapter", e);
-    if (rc == 0) {
-        load_on_all(app, &req, &body, json, &sent, &reply, e);
-        rc = lora_reply(app, x, "lora.loaded", req.name, &reply, e);
-        fleet_op_unlock(app->fleet->control);
-    }
-    api_object_fini(&body);
-    json_decref(json);
+    if ((body_is_tensors(x) ? sent_parse(&sent, &body.owned, x, e)
+                            : body_parse(&body.owned, x, x->route, e)) != 0)
+        return -1;
+    body.json = body.owned;
+    if (load_parse(&req, body.json, e) != 0 ||
+        fleet_op_lock(app->fleet->control, x, "the load of an adapter", e) != 0)
+        return -1;
+    load_on_all(app, x, &req, &body, &sent, &reply, e);
+    rc = lora_reply(app, x, "lora.loaded", req.name, &reply, e);
+    fleet_op_unlock(app->fleet->control);
     return rc;
 }
 

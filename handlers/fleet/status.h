@@ -55,9 +55,4 @@ int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e);
 /* handle_fleet_resync - asks the engine first. Blocks. Errors: as fleet_resync_one. */
 int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e);
 
-/* fleet_vllm_config_json - the members of a vLLM's configuration that its clients use (new): the
- * value on which all reachable engines agree, or null; then `unknown` has the reason by the
- * member's name. Blocks: up to 30 s. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
-json_t *fleet_vllm_config_json(const struct app *app, struct err *e);
-
 #endif
