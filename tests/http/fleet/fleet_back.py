@@ -573,16 +573,16 @@ def sleep_hangs():
 
 def back_while_still():
     """It was not paused: also before the first update it serves only once it is, or the others are resumed."""
-    for stop, go in (("/v1/pause", "/v1/resume"), ("/v1/sleep", "/v1/wake")):
+    for stop, go in (("pause", "/v1/resume"), ("sleep", "/v1/wake")):
         with Fleet(*[WHICH] * 3, min_ready=2) as f:
             d = f.doubles[1]
-            f.front.post(stop)
-            d.order("pause", "close_before", times=0)
+            f.front.post(f"/v1/{stop}")
+            d.order(stop, "close_before", times=0)
             restart(f, d)
             until(lambda: f"it is told: {of(f, d)}", lambda: of(f, d)["state"] == "unsynced")
             f.stays("serving", "unsynced", "serving")
             assert "when they resume" in of(f, d)["error"]["message"], of(f, d)
-            d.good("DELETE", "/fault?on=pause")
+            d.good("DELETE", f"/fault?on={stop}")
             assert all(ok_of(f.front.post(go)))
             f.wait(*["serving"] * 3)
             assert f.pauses() == [None] * 3
