@@ -160,6 +160,15 @@ uint64_t fleet_results_sum(const struct fleet_results *results, const char *memb
     return sum;
 }
 
+const struct fleet_result *fleet_result_of(const struct fleet_results *results,
+                                           const struct upstream *upstream)
+{
+    for (size_t i = 0; i < results->n; i++)
+        if (results->list[i].upstream == upstream)
+            return &results->list[i];
+    return NULL;
+}
+
 bool result_ok(const struct fleet_result *result)
 {
     return result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED;

@@ -55,6 +55,10 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
 bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *ctx,
                             const char *name);
 
+/* fleet_result_of - that of an engine; NULL: it was not asked. */
+const struct fleet_result *fleet_result_of(const struct fleet_results *results,
+                                           const struct upstream *upstream);
+
 /* result_ok - did the engine do it, or had nothing to be sent? */
 bool result_ok(const struct fleet_result *result);
 

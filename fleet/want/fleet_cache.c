@@ -78,12 +78,20 @@ static struct fleet_reset *reset_of(struct fleet_resets *r, const struct fleet_t
     return one;
 }
 
-/* The first failure of an engine stays. */
-static void apply_reset_result(struct fleet_reset *one, const struct fleet_target *target,
-                               const struct fleet_result *result)
+static void log_caches(const char *event, const struct upstream *upstream, const struct err *why)
 {
-    if (one->why.code != ERR_NONE)
-        return;
+    struct log_rec rec;
+
+    log_begin(&rec, LOG_WARN, event);
+    log_str(&rec, "upstream", upstream_name(upstream));
+    log_str(&rec, "error", why->code != ERR_NONE ? why->msg : NULL);
+    log_end(&rec);
+}
+
+/* The first failure of an engine stays. */
+static void apply_reset(struct fleet_reset *one, const struct fleet_target *target,
+                        const struct fleet_result *result)
+{
     if (!result_ok(result) && !has_no_cache(target->op, one->may_lack_route, result))
         one->why = result->why;
     else if (target->op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
@@ -97,50 +105,30 @@ static void apply_reset_result(struct fleet_reset *one, const struct fleet_targe
                    (one->not_retracted && target->op == API_RESET_PREFIX_CACHE));
 }
 
-/* Ends a step. @results  none: nothing was sent, because of `e` */
-typedef void apply_fn(struct fleet_resets *r, const struct fleet_results *results,
-                      const struct err *e);
+/* @result  NULL: nothing was sent, because of `e` */
+static void apply_result(struct fleet_reset *one, const struct fleet_target *target,
+                         const struct fleet_result *result, const struct err *e)
+{
+    if (target->op == API_RETRACT_REQUESTS) {
+        one->not_retracted = result == NULL || is_failure(result);
+    } else if (target->op == API_ABORT_REQUESTS) {
+        if (result != NULL)
+            log_caches("fleet.held_aborted", target->upstream, &result->why);
+    } else if (one->why.code == ERR_NONE && result != NULL) {
+        apply_reset(one, target, result);
+    } else if (one->why.code == ERR_NONE) {
+        one->why = *e;
+        one->failed = true;
+    }
+}
 
+/* Ends a step. */
 static void apply_results(struct fleet_resets *r, const struct fleet_results *results,
                           const struct err *e)
 {
-    for (size_t k = 0; k < r->n_targets; k++) {
-        struct fleet_reset *one = reset_of(r, &r->targets[k]);
-
-        if (results->n > 0)
-            apply_reset_result(one, &r->targets[k], &results->list[k]);
-        else if (one->why.code == ERR_NONE) {
-            one->why = *e;
-            one->failed = true;
-        }
-    }
-    r->n_targets = 0;
-}
-
-static void apply_retracted(struct fleet_resets *r, const struct fleet_results *results,
-                            const struct err *e)
-{
-    (void)e;
     for (size_t k = 0; k < r->n_targets; k++)
-        reset_of(r, &r->targets[k])->not_retracted = results->n == 0 ||
-                                                     is_failure(&results->list[k]);
-    r->n_targets = 0;
-}
-
-static void log_held(struct fleet_resets *r, const struct fleet_results *results,
-                     const struct err *e)
-{
-    struct log_rec rec;
-
-    (void)e;
-    for (size_t k = 0; k < results->n; k++) {
-        const struct fleet_result *result = &results->list[k];
-
-        log_begin(&rec, LOG_WARN, "fleet.held_aborted");
-        log_str(&rec, "upstream", upstream_name(result->upstream));
-        log_str(&rec, "error", result_ok(result) ? NULL : result->why.msg);
-        log_end(&rec);
-    }
+        apply_result(reset_of(r, &r->targets[k]), &r->targets[k],
+                     results->n > 0 ? &results->list[k] : NULL, e);
     r->n_targets = 0;
 }
 
@@ -160,25 +148,25 @@ static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filte
                 .timeout_us = fleet_step_us(r->fc)};
 }
 
-static void send_step(struct fleet_resets *r, apply_fn *apply)
+static void send_step(struct fleet_resets *r)
 {
     fleet_results_auto results = {0};
     struct err e = {0};
 
     if (r->n_targets > 0)
         (void)fleet_requests(r->fc, r->targets, r->n_targets, fleet_step_us(r->fc), &results, &e);
-    apply(r, &results, &e);
+    apply_results(r, &results, &e);
 }
 
 /* Flushes again, whatever the engines answered to the retraction. */
 static void retract_and_flush(struct fleet_resets *r)
 {
     add_targets(r, API_RETRACT_REQUESTS, is_paused_and_refused);
-    send_step(r, apply_retracted);
+    send_step(r);
     add_targets(r, API_RESET_PREFIX_CACHE, is_paused_and_refused);
     for (size_t k = 0; k < r->n_targets; k++)
         err_clear(&reset_of(r, &r->targets[k])->why);
-    send_step(r, apply_results);
+    send_step(r);
 }
 
 static void resets_begin(struct fleet_resets *r)
@@ -190,28 +178,27 @@ static void resets_begin(struct fleet_resets *r)
     add_targets(r, API_RESET_ENCODER_CACHE, NULL);
 }
 
+static void begin_second_step(struct fleet_resets *r)
+{
+    retract_and_flush(r);
+    add_targets(r, API_RESET_STORAGE_CACHE, is_reset);
+}
+
 void fleet_resets_apply(struct fleet_resets *r, const struct fleet_results *results,
                         const struct err *e)
 {
     apply_results(r, results, e);
-    retract_and_flush(r);
-    add_targets(r, API_RESET_STORAGE_CACHE, is_reset);
+    begin_second_step(r);
 }
 
 /* That those are stale which are reconciled was logged before, or they are of another process. */
 static void resets_end(struct fleet_resets *r)
 {
-    struct log_rec rec;
-
     for (size_t i = 0; i < r->n; i++) {
         const struct fleet_reset *one = &r->list[i];
 
-        if (one->why.code != ERR_NONE && one->change != CACHES_AS_BEFORE) {
-            log_begin(&rec, LOG_WARN, "fleet.cache_stale");
-            log_str(&rec, "upstream", upstream_name(one->upstream));
-            log_str(&rec, "error", one->why.msg);
-            log_end(&rec);
-        }
+        if (one->why.code != ERR_NONE && one->change != CACHES_AS_BEFORE)
+            log_caches("fleet.cache_stale", one->upstream, &one->why);
         fleet_caches_end(fleet_of(r->fc), one->upstream, one->number, &one->why);
     }
 }
@@ -222,8 +209,9 @@ static void reset_all(struct fleet_resets *r)
         fleet_proof_hold(r->fc, r->list[i].upstream);
     fleet_proof_await(r->fc);
     resets_begin(r);
-    send_step(r, fleet_resets_apply);
-    send_step(r, apply_results);
+    send_step(r);
+    begin_second_step(r);
+    send_step(r);
     for (size_t i = 0; i < r->n; i++)
         fleet_proof_release(r->fc, r->list[i].upstream);
     resets_end(r);
@@ -271,7 +259,7 @@ void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
 {
     apply_results(r, results, e);
     add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
-    send_step(r, log_held);
+    send_step(r);
     resets_end(r);
     mtx_lock(&r->fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)

@@ -238,71 +238,56 @@ static bool next_to_ask(struct fleet_control *fc, struct fleet_group *out)
     return found;
 }
 
-/* Whether one that was not reached has ended, or waits in NCCL, is not known. */
-static bool has_left(const struct fleet_result *result)
-{
-    return result->outcome == FLEET_OK;
-}
-
-/* The name of a member of the group that a probe missed, so that it was not asked; valid until
- * upstreams_free. NULL: none.
- * @g  as it was before */
-static const char *find_unasked(struct fleet_control *fc, const struct fleet_group *g,
-                                const struct fleet_results *reply)
-{
-    upstream_list_auto *all = upstreams_list(fc->upstreams);
-
-    for (size_t u = 0; u < all->n; u++) {
-        struct upstream *it = all->items[u];
-        bool asked = false;
-
-        for (size_t i = 0; i < reply->n; i++)
-            asked = asked || reply->list[i].upstream == it;
-        if (!asked && fleet_group_has(fc, g, it) && !upstream_is_removed(it))
-            return upstream_name(it);
-    }
-    return NULL;
-}
-
-static void end_membership(struct fleet_group *g, const struct upstream *upstream)
-{
-    struct fleet_group_member *m = fleet_group_member_of(g, upstream);
-
-    if (m != NULL)
-        m->number = 0;
-}
-
 /* A leave of the trainer asks those again that have not left. */
 static void note_left(struct fleet_control *fc, uint64_t began_us,
                       const struct fleet_results *reply)
 {
+    struct fleet_group_member *m;
     struct fleet_group *g;
 
     mtx_lock(&fc->lock);
     g = fleet_group_since_locked(fc, began_us);
-    for (size_t i = 0; g != NULL && i < reply->n; i++)
-        if (has_left(&reply->list[i]))
-            end_membership(g, reply->list[i].upstream);
+    for (size_t i = 0; g != NULL && i < reply->n; i++) {
+        m = fleet_group_member_of(g, reply->list[i].upstream);
+        if (m != NULL && reply->list[i].outcome == FLEET_OK)
+            m->number = 0;
+    }
     mtx_unlock(&fc->lock);
+}
+
+/* One that has not left, as far as known: one that was not reached may have ended, or wait in NCCL.
+ * @g       as it was before
+ * @reason  in: of the request as a whole, ""; out
+ * Returns: its name, valid until upstreams_free; NULL: all have left. */
+static const char *find_staying(struct fleet_control *fc, const struct fleet_group *g,
+                                const struct fleet_results *reply, const char **reason)
+{
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
+
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
+        const struct fleet_result *r = fleet_result_of(reply, it);
+
+        if (r != NULL ? r->outcome == FLEET_OK
+                      : upstream_is_removed(it) || !fleet_group_has(fc, g, it))
+            continue;
+        if (r != NULL && r->outcome == FLEET_SKIPPED)
+            *reason = "its release has no call for that";
+        else if (r != NULL)
+            *reason = r->why.msg;
+        else if (**reason == '\0')
+            *reason = "it does not answer";
+        return upstream_name(it);
+    }
+    return NULL;
 }
 
 /* @why  of the request as a whole, or clean. @out  [ERR_MSG_MAX] */
 static void describe_leave(struct fleet_control *fc, const struct fleet_group *g,
                            const struct fleet_results *reply, const struct err *why, char *out)
 {
-    const struct fleet_result *stays = NULL;
-    const char *reason = why->msg, *name = NULL;
+    const char *reason = why->msg, *name = find_staying(fc, g, reply, &reason);
 
-    for (size_t i = 0; i < reply->n && stays == NULL; i++)
-        if (!has_left(&reply->list[i]))
-            stays = &reply->list[i];
-    if (stays != NULL) {
-        name = upstream_name(stays->upstream);
-        reason = stays->outcome == FLEET_SKIPPED ? "its release has no call for that"
-                                                 : stays->why.msg;
-    } else if (why->code == ERR_NONE && (name = find_unasked(fc, g, reply)) != NULL) {
-        reason = "it does not answer";
-    }
     if (name == NULL && why->code == ERR_NONE)
         (void)snprintf(out, ERR_MSG_MAX,
                        FLEET_GROUP_REFUSED ", so the upstreams have left the group, which NCCL "
@@ -317,19 +302,19 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group *g
 /* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */
 static void leave_refused(struct fleet_control *fc, char *words)
 {
-    struct fleet_results reply = {0};
     struct fleet_group g;
-    struct err why = {0};
+    struct err busy = {0};
 
-    if (fleet_op_lock(fc, NULL, "the end of a group", &why) != 0)
+    if (fleet_op_lock(fc, NULL, "the end of a group", &busy) != 0)
         return;
     while (next_to_ask(fc, &g)) {
-        err_clear(&why);
+        fleet_results_auto reply = {0};
+        struct err why = {0};
+
         (void)ask_to_leave(fc, &g, &reply, &why);
         note_left(fc, g.began_us, &reply);
         describe_leave(fc, &g, &reply, &why, words);
         log_line(LOG_WARN, "group.left", "%s", words);
-        fleet_results_fini(&reply);
     }
     fleet_op_unlock(fc);
 }
