@@ -37,11 +37,8 @@ json_t *fleet_results_json(const struct app *app, const struct fleet_results *re
 
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
-        const struct fleet_result *s = NULL;
+        const struct fleet_result *s = fleet_result_of(results, it);
 
-        for (size_t k = 0; k < results->n; k++)
-            if (results->list[k].upstream == it)
-                s = &results->list[k];
         if (s != NULL)
             list = json_list_append(list,
                                     fleet_result_json(upstream_name(it), result_ok(s), s->status,

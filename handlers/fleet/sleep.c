@@ -8,6 +8,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
+#include "handlers/fleet/update.h"
 
 #include <string.h>
 
@@ -80,20 +81,14 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_session *s = NULL;
     struct fleet_sleep_request req = {0};
     fleet_results_auto results = {0};
     int rc;
 
     if (fleet_body_parse(&body, x, e) != 0 || tags_parse(&req, body.json, e) != 0)
         return -1;
-    if (req.kv) {
-        rc = fleet_commit_open_update(fc, "", &s, e);
-        fleet_unref(fc, s);
-        if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)
-            return -1;
-        err_clear(e); /* it is committed: they may wake */
-    }
+    if (req.kv && fleet_update_commit_open(app, e) != 0)
+        return -1;
     if (fleet_op_lock(fc, x, "a wake", e) != 0)
         return -1;
     fleet_begin_push(fc);

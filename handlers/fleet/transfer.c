@@ -139,23 +139,19 @@ int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct er
 
 int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
-    const struct route *route = x->route;
+    fleet_body_auto body = {0};
     fleet_results_auto reply = {0};
     const char *name = NULL;
-    json_t *body = NULL;
-    int rc = 0;
+    int rc;
 
-    if (route->body == BODY_JSON && body_parse(&body, x, route, e) != 0)
+    if (((const struct route *)x->route)->body == BODY_JSON &&
+        (fleet_body_parse(&body, x, e) != 0 ||
+         body_str(&name, body.json, "", "group_name", e) != 0))
         return -1;
-    if (body != NULL)
-        rc = body_str(&name, body, "", "group_name", e);
-    if (rc == 0)
-        rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
-    if (rc == 0) {
-        (void)fleet_group_leave(app->fleet->control, name, &reply, e);
-        rc = fleet_reply(app, x, group_json(app), &reply, e);
-        fleet_op_unlock(app->fleet->control);
-    }
-    json_decref(body);
+    if (fleet_op_lock(app->fleet->control, x, "the end of a group", e) != 0)
+        return -1;
+    (void)fleet_group_leave(app->fleet->control, name, &reply, e);
+    rc = fleet_reply(app, x, group_json(app), &reply, e);
+    fleet_op_unlock(app->fleet->control);
     return rc;
 }

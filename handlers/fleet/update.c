@@ -120,17 +120,18 @@ struct update_request {
     bool chunk_named, abort_requests, by_group, convert;
 };
 
+static const char *const start_members[] = {"partial", "convert", "placement", NULL};
+
 static int refuse_start_members(const json_t *body, struct err *e)
 {
-    static const char *const members[] = {"partial", "convert", "placement"};
     char field[32];
 
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        if (body_given(body, members[i]) == NULL)
+    for (const char *const *m = start_members; *m != NULL; m++) {
+        if (body_given(body, *m) == NULL)
             continue;
-        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        (void)snprintf(field, sizeof field, "/%s", *m);
         return err_set(e, ERR_BAD_REQUEST, field, "%s belongs into /v1/update_weights/start only",
-                       members[i]);
+                       *m);
     }
     return 0;
 }
@@ -192,19 +193,18 @@ static json_t *engine_body(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
                                          "abort_requests"};
-    static const char *const starts[] = {"partial", "convert", "placement"};
     json_t *bare = json_copy((json_t *)(uintptr_t)body);
 
     for (size_t i = 0; bare != NULL && i < sizeof fleets / sizeof fleets[0]; i++)
         (void)json_object_del(bare, fleets[i]);
-    for (size_t i = 0; bare != NULL && i < sizeof starts / sizeof starts[0]; i++) {
-        json_t *value = json_object_get(bare, starts[i]);
+    for (const char *const *m = start_members; bare != NULL && *m != NULL; m++) {
+        json_t *value = json_object_get(bare, *m);
 
-        if (value != NULL && start != NULL && json_object_set(start, starts[i], value) != 0) {
+        if (value != NULL && start != NULL && json_object_set(start, *m, value) != 0) {
             json_decref(bare);
             return NULL;
         }
-        (void)json_object_del(bare, starts[i]);
+        (void)json_object_del(bare, *m);
     }
     return bare;
 }
@@ -340,7 +340,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
 static int one_shot_update(struct app *app, struct http_request *x, const struct update_request *w,
                            const json_t *body, struct err *e)
 {
-    json_t *start = json_object(), *bare = engine_body(body, start);
+    json_auto_t *start = json_object(), *bare = engine_body(body, start);
     fleet_results_auto replies = {0};
     struct fleet_session *s = NULL;
     int rc = -1;
@@ -352,10 +352,7 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
         rc = one_shot_run(app, w, bare, start, &s, &replies, e);
         fleet_one_shot_unlock(app->fleet->control);
     }
-    json_decref(start);
-    json_decref(bare);
-    rc = s != NULL ? fleet_update_answer(app, x, s, rc, e) : refuse_start(app, x, &replies, e);
-    return rc;
+    return s != NULL ? fleet_update_answer(app, x, s, rc, e) : refuse_start(app, x, &replies, e);
 }
 
 /* sessions that requests do not name */
@@ -386,25 +383,28 @@ int fleet_update_find_open(struct app *app, struct fleet_session **out, struct e
                         : err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
 }
 
+int fleet_update_commit_open(struct app *app, struct err *e)
+{
+    struct fleet_session *ended;
+    int rc = fleet_commit_open_update(app->fleet->control, "", &ended, e);
+
+    fleet_unref(app->fleet->control, ended);
+    if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)
+        return -1;
+    err_clear(e);
+    return 0;
+}
+
 /* Where no engine counts tensors, the first tensors of the next version mean that this one is
  * whole. */
 static int commit_previous(struct app *app, struct fleet_session **s, const char *label,
                            struct err *e)
 {
-    struct fleet_session *ended;
-    int rc;
-
     if (!fleet_update_is_other_version(app->fleet->control, *s, label))
         return 0;
     fleet_unref(app->fleet->control, *s);
     *s = NULL;
-    rc = fleet_commit_open_update(app->fleet->control, "", &ended, e);
-    fleet_unref(app->fleet->control, ended);
-    if (rc != 0 && e->code == ERR_NOT_HANDED_OVER) { /* it is committed: these tensors may begin */
-        err_clear(e);
-        rc = 0;
-    }
-    return rc;
+    return fleet_update_commit_open(app, e);
 }
 
 static int start_auto_commit(struct app *app, const struct update_request *w,
@@ -447,7 +447,7 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     struct fleet_session *s;
     struct err ignored = {0};
     struct update_request w = {0};
-    json_t *bare;
+    json_auto_t *bare = NULL;
     int rc;
 
     if (update_parse(&w, x, body, e) != 0)
@@ -457,15 +457,10 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     bare = engine_body(body, NULL);
     if (bare == NULL)
         return fleet_update_no_memory(e);
-    rc = fleet_inherit_packing(app->fleet->control, bare, e);
-    if (rc == 0)
-        rc = find_session(app, route, &w, &s, e);
-    if (rc != 0) {
-        json_decref(bare);
+    if (fleet_inherit_packing(app->fleet->control, bare, e) != 0 ||
+        find_session(app, route, &w, &s, e) != 0)
         return -1;
-    }
     rc = send_tensors(app, s, &w, bare, e);
-    json_decref(bare);
     if (rc != 0 && w.by_group)
         fleet_group_leave_refused(
             app->fleet->control, json_string_value(body_given(body, "group_name")), x->began_us, e);
@@ -512,20 +507,19 @@ static bool may_be_broadcast(const struct http_request *x)
 
 static void note_untranslated(struct app *app, const struct http_request *x, struct err *e)
 {
-    json_t *body = x->body_len > 0 ? json_loadb(x->body, x->body_len, 0, NULL) : NULL;
+    json_auto_t *body = x->body_len > 0 ? json_loadb(x->body, x->body_len, 0, NULL) : NULL;
 
     note_refused(app, x, body, e);
     if (may_be_broadcast(x))
         fleet_group_leave_refused(app->fleet->control,
                                   json_string_value(json_object_get(body, "group_name")),
                                   x->began_us, e);
-    json_decref(body);
 }
 
 int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    json_t *body;
+    json_auto_t *body = NULL;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0) {
@@ -540,6 +534,5 @@ int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
     if (rc != 0 && body_given(body, "transport") != NULL)
         fleet_group_leave_refused(fc, json_string_value(body_given(body, "group_name")),
                                   x->began_us, e);
-    json_decref(body);
     return rc;
 }

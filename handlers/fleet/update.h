@@ -18,6 +18,11 @@ int fleet_update_answer(struct app *app, struct http_request *x, struct fleet_se
  * Errors: ERR_CONFLICT: there is none, or requests have to name it. */
 int fleet_update_find_open(struct app *app, struct fleet_session **out, struct err *e);
 
+/* fleet_update_commit_open - commit the open update that requests cannot name, if there is one,
+ * before what follows it. One that is committed, and not handed over yet, is no error. Blocks and
+ * errors otherwise as fleet_commit_open_update. */
+int fleet_update_commit_open(struct app *app, struct err *e);
+
 int fleet_update_no_memory(struct err *e);
 
 #endif

@@ -33,7 +33,7 @@ int handle_fleet_update_finish(struct app *app, struct http_request *x, struct e
     const char *label = "";
     const json_t *sums = NULL;
     struct api_object native = {0};
-    json_t *proof;
+    json_auto_t *proof = NULL;
     int rc;
 
     if (fleet_body_parse(&body, x, e) != 0 ||
@@ -48,7 +48,6 @@ int handle_fleet_update_finish(struct app *app, struct http_request *x, struct e
     rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, label, &native, commit, e)
                        : fleet_update_no_memory(e);
     api_object_fini(&native);
-    json_decref(proof);
     return fleet_update_answer(app, x, s, rc, e);
 }
 
