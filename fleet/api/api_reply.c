@@ -78,27 +78,17 @@ json_t *api_vllm_config(const json_t *reply)
 
 /* queries */
 
-void api_read_status(struct upstream_report *out, enum upstream_kind kind, const char *text,
-                     size_t len)
+static int read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
+                              const json_t *reply, struct err *e)
 {
-    memset(out, 0, sizeof *out);
-    upstream_api(kind)->read_status(out, text != NULL ? text : "", len);
-}
-
-int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
-                           const char *text, size_t len, struct err *e)
-{
-    json_auto_t *reply = NULL;
-    const json_t *version;
+    const json_t *version = json_object_get(reply, "weight_version");
 
     if (status == 0)
         return 0;
     out->label[0] = '\0';
     if (status == 404 || status == 405) /* of a release, or a mode, without the query */
         return 0;
-    reply = json_loadb(text, len, 0, NULL);
-    version = json_object_get(reply, "weight_version");
-    if (status != 200 || (!json_is_string(version) && !json_is_null(version)))
+    if (!json_is_string(version) && !json_is_null(version))
         return err_set(e, ERR_UNREADABLE, "",
                        "its reply to %s, with status %d, has no weight_version",
                        upstream_api(kind)->queries[API_GET_PROBE_VERSION].path, status);
@@ -106,23 +96,28 @@ int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind,
     return 0;
 }
 
-void api_read_release(struct upstream_report *out, int status, const char *text, size_t len)
+int api_read_report(struct upstream_report *out, enum upstream_kind kind, enum api_query query,
+                    int status, const char *text, size_t len, struct err *e)
 {
-    json_auto_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
-    const char *release = json_string_value(json_object_get(reply, "version"));
+    json_auto_t *reply = status == 200 && query != API_GET_STATUS ? json_loadb(text, len, 0, NULL)
+                                                                  : NULL;
+    const char *release = api_text(reply, "version", "");
 
-    if (release != NULL && strlen(release) <= FLEET_RELEASE_MAX)
+    if (query == API_GET_STATUS) {
+        memset(out, 0, sizeof *out);
+        upstream_api(kind)->read_status(out, text != NULL ? text : "", len);
+    } else if (query == API_GET_PROBE_VERSION) {
+        return read_probe_version(out, kind, status, reply, e);
+    } else if (query == API_GET_RELEASE && release[0] != '\0' &&
+               strlen(release) <= FLEET_RELEASE_MAX) {
         (void)snprintf(out->release, sizeof out->release, "%s", release);
-}
-
-void api_read_held(struct upstream_report *out, int status, const char *text, size_t len)
-{
-    json_auto_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
-
-    if (json_is_true(json_object_get(reply, "is_paused")))
-        out->held = "paused";
-    if (json_is_true(json_object_get(reply, "is_sleeping")))
-        out->held = "asleep";
+    } else if (query == API_GET_PAUSED || query == API_GET_ASLEEP) {
+        if (json_is_true(json_object_get(reply, "is_paused")))
+            out->held = "paused";
+        if (json_is_true(json_object_get(reply, "is_sleeping")))
+            out->held = "asleep";
+    }
+    return 0;
 }
 
 int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, const char *text,

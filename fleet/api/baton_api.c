@@ -142,19 +142,14 @@ static int64_t baton_n_ranks(const json_t *reply)
     return json_is_array(ranks) ? (int64_t)json_array_size(ranks) : -1;
 }
 
-void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
+int api_read_start(char update_id[API_UPDATE_ID_MAX + 1], char process[FLEET_LABEL_MAX + 1],
+                   const char *text, size_t len, struct err *e)
 {
     json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    out[0] = '\0';
-    api_copy_text(out, json_object_get(reply, "boot_id"));
-}
-
-int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len, struct err *e)
-{
-    json_auto_t *reply = json_loadb(text, len, 0, NULL);
-
-    return copy_update_id(out, reply)
+    process[0] = '\0';
+    api_copy_text(process, json_object_get(reply, "boot_id"));
+    return copy_update_id(update_id, reply)
                ? 0
                : err_set(e, ERR_UNREADABLE, "", "its reply to start has no update_id");
 }

@@ -177,23 +177,15 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
 
 /* ---- replies; `text` is never NUL-terminated; NULL: there is none ---- */
 
-/* api_read_status - of a reply 200 to API_GET_STATUS. What it does not say is "" in *out; out->held
- * is also set by a pause of this server. A baton's says if the pause is one of API_FENCE_OWNER. */
-void api_read_status(struct upstream_report *out, enum upstream_kind kind, const char *text,
-                     size_t len);
-
-/* api_read_probe_version - of a reply to API_GET_PROBE_VERSION: out->label. Status 0, the query was
- * not sent: unchanged. Status 404 or 405, the upstream does not have it: "".
- * Errors: ERR_UNREADABLE: any other reply without a version. */
-int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
-                           const char *text, size_t len, struct err *e);
-
-/* api_read_release - of a reply to API_GET_RELEASE: out->release, unchanged if it does not say. */
-void api_read_release(struct upstream_report *out, int status, const char *text, size_t len);
-
-/* api_read_held - of a reply to API_GET_PAUSED, then API_GET_ASLEEP: out->held, unchanged if it is
- * neither, or does not say. */
-void api_read_held(struct upstream_report *out, int status, const char *text, size_t len);
+/* api_read_report - what a reply says of an upstream; what it does not say stays as it is.
+ * @query   API_GET_STATUS: it is of status 200, and *out is zeroed first. out->held is also set by
+ * a pause of this server; a baton's says if that is one of API_FENCE_OWNER. API_GET_PROBE_VERSION:
+ * out->label; API_GET_RELEASE: out->release; API_GET_PAUSED, and then API_GET_ASLEEP: out->held
+ * @status  0: it was not sent, or there is no reply
+ * Errors: ERR_UNREADABLE: a reply to API_GET_PROBE_VERSION without a version, unless the upstream
+ * does not have that query (404, 405), nor a label. */
+int api_read_report(struct upstream_report *out, enum upstream_kind kind, enum api_query query,
+                    int status, const char *text, size_t len, struct err *e);
 
 /* api_read_version - of a reply 200 to API_GET_VERSION; "": the weights have no version.
  * @out  the first API_VERSION_MAX bytes of a longer one, which is more than any of ours has
@@ -249,13 +241,11 @@ enum api_answer api_read_checksums(struct buf *out, enum upstream_kind kind, con
 /* api_checksum_parameter - the parameter's name in a key of api_read_checksums: the end of it. */
 const char *api_checksum_parameter(enum upstream_kind kind, const char *key);
 
-/* api_read_boot_id - of a baton's reply to API_START_UPDATE: its process; "": it does not say. */
-void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len);
-
-/* api_read_update_id - of a baton's reply to API_START_UPDATE. Errors: ERR_UNREADABLE. */
+/* api_read_start - of a baton's reply to API_START_UPDATE: its update, and its process; "": it does
+ * not say. Errors: ERR_UNREADABLE: it names no update. */
 enum { API_UPDATE_ID_MAX = FLEET_UPDATE_ID_MAX };
-int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len,
-                       struct err *e);
+int api_read_start(char update_id[API_UPDATE_ID_MAX + 1], char process[FLEET_LABEL_MAX + 1],
+                   const char *text, size_t len, struct err *e);
 
 /* api_read_open_update - of a baton's reply to API_GET_STATUS. False: no update is open there. */
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len);

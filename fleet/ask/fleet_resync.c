@@ -31,13 +31,14 @@ static int query_version(struct fleet_control *fc, struct upstream *upstream,
     label = of_label.list;
     if (status->outcome != FLEET_OK)
         return refuse_unverified(status, e);
-    api_read_status(report, upstream_kind(upstream), status->text, status->text_len);
+    (void)api_read_report(report, upstream_kind(upstream), API_GET_STATUS, status->status,
+                          status->text, status->text_len, e);
     if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
         rc = refuse_unverified(label, e);
     else
-        rc = api_read_probe_version(report, upstream_kind(upstream), label->status, label->text,
-                                    label->text_len, e);
+        rc = api_read_report(report, upstream_kind(upstream), API_GET_PROBE_VERSION, label->status,
+                             label->text, label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
     return rc;

@@ -8,7 +8,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { N_STATUS_CALLS = 5 }; /* of a status probe: process, version, release, pause, sleep */
+/* Of a status probe. */
+enum { N_STATUS_CALLS = 5 };
+static const enum api_query status_queries[N_STATUS_CALLS] = {
+    API_GET_STATUS, API_GET_PROBE_VERSION, API_GET_RELEASE, API_GET_PAUSED, API_GET_ASLEEP};
 
 struct prober {
     struct prober_cfg cfg; /* immutable */
@@ -78,19 +81,16 @@ static void on_token(struct probe *p, const struct upstream_reply *a)
 static int read_report(struct upstream_report *report, const struct probe *p,
                        const struct upstream_reply *a, struct err *why)
 {
-    const struct upstream_reply *status = &a[0], *label = &a[1], *release = &a[2];
-    bool no_version_request = !label->requested;
+    const struct upstream_reply *label = &a[1];
 
-    api_read_status(report, p->config->kind, status->text, status->text_len);
-    api_read_release(report, release->status, release->text, release->text_len);
-    for (size_t i = 3; i < N_STATUS_CALLS; i++)
-        api_read_held(report, a[i].status, a[i].text, a[i].text_len);
-    if (!no_version_request && label->status == 0) {
-        *why = label->why;
-        return -1;
-    }
-    return api_read_probe_version(report, p->config->kind, label->status, label->text,
-                                  label->text_len, why);
+    for (size_t i = 0; i < N_STATUS_CALLS; i++)
+        if (api_read_report(report, p->config->kind, status_queries[i], a[i].status, a[i].text,
+                            a[i].text_len, why) != 0)
+            return -1;
+    if (!label->requested || label->status != 0)
+        return 0;
+    *why = label->why;
+    return -1;
 }
 
 /* May this server itself have paused the engine, or put it to sleep, when it answered? */
@@ -107,7 +107,7 @@ static bool is_asked_in_turn(const struct probe *p)
     return p->config->kind == UPSTREAM_BATON;
 }
 
-/* @a  in the order of the queries of send_probe */
+/* @a  in the order of status_queries */
 static void on_status(struct probe *p, const struct upstream_reply *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
@@ -205,8 +205,6 @@ static enum api_query next_query(struct probe *p)
 static void send_probe(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
-    static const enum api_query status_queries[N_STATUS_CALLS] = {
-        API_GET_STATUS, API_GET_PROBE_VERSION, API_GET_RELEASE, API_GET_PAUSED, API_GET_ASLEEP};
     struct upstream_call calls[N_STATUS_CALLS];
     struct err ignored = {0};
     size_t n;

@@ -13,7 +13,8 @@
  * --stage it also compares them with the committed bytes (fleet/proof/proof_committed.h).
  *
  * Rejected: to wait for answers in jobs of an executor, as in fleet/want/fleet_reconcile.h. An
- * engine that is full holds its answer back for as long as it likes, and would hold a thread. */
+ * engine that is full holds its answer back for as long as it likes, and its job would count as a
+ * control request that waits (--control-queue). */
 #ifndef BATON_FLEET_PROOF_FLEET_PROOF_H
 #define BATON_FLEET_PROOF_FLEET_PROOF_H
 

@@ -83,11 +83,8 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
 /* A baton that was restarted since its last probe has started the update in its new process, which
  * has none of the fleet's weights and missed a pause. */
 static void check_process(struct fleet_control *fc, const struct fleet_session *s,
-                          struct fleet_part *p, struct fleet_result *result)
+                          struct fleet_part *p, const char *process, struct fleet_result *result)
 {
-    char process[FLEET_LABEL_MAX + 1];
-
-    api_read_boot_id(process, result->text, result->text_len);
     if (process[0] == '\0' || fleet_check_process(fleet_of(fc), p->upstream, process))
         return;
     if (p->before == PART_WAS_IN_STEP)
@@ -121,12 +118,13 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
         struct fleet_result *r = &results->list[i];
+        char process[FLEET_LABEL_MAX + 1];
 
         if (r->outcome == FLEET_OK &&
-            api_read_update_id(p->update_id, r->text, r->text_len, &r->why) != 0)
+            api_read_start(p->update_id, process, r->text, r->text_len, &r->why) != 0)
             r->outcome = FLEET_UNKNOWN;
         if (r->outcome == FLEET_OK)
-            check_process(fc, s, p, r);
+            check_process(fc, s, p, process, r);
     }
     fleet_session_set_report(s, results);
     if (fleet_results_ok(results, e))

@@ -39,13 +39,13 @@ static void read_questions(enum upstream_kind d, const char *text, size_t len)
     uint64_t n_ranks = 0;
 
     memset(&report, 'x', sizeof report);
-    api_read_status(&report, d, text, len);
+    CHECK(api_read_report(&report, d, API_GET_STATUS, 200, text, len, &e) == 0);
     check_text(report.process, sizeof report.process);
     check_text(report.label, sizeof report.label);
     check_text(report.not_ready, sizeof report.not_ready);
     for (int status = 0; status < 600; status += 200) {
         err_clear(&e);
-        if (api_read_probe_version(&report, d, status, text, len, &e) != 0)
+        if (api_read_report(&report, d, API_GET_PROBE_VERSION, status, text, len, &e) != 0)
             check_unreadable(&e);
         check_text(report.label, sizeof report.label);
     }
@@ -60,7 +60,7 @@ static void read_questions(enum upstream_kind d, const char *text, size_t len)
     else
         CHECK(n_ranks > 0 || d == UPSTREAM_BATON);
     err_clear(&e);
-    if (api_read_update_id(id, text, len, &e) != 0)
+    if (api_read_start(id, report.process, text, len, &e) != 0)
         check_unreadable(&e);
     else
         CHECK(id[0] != '\0' && strnlen(id, sizeof id) < sizeof id);

@@ -276,6 +276,11 @@ static void test_make_request_refuses_unsupported_members(void **state)
     }
 }
 
+static void read_status(struct upstream_report *out, enum upstream_kind kind, const char *text)
+{
+    assert_int_equal(api_read_report(out, kind, API_GET_STATUS, 200, text, strlen(text), NULL), 0);
+}
+
 /* A pause or a sleep is not reported: the fleet ends it itself, before the next probe. */
 static void test_read_status_reports_lasting_reasons(void **state)
 {
@@ -296,7 +301,7 @@ static void test_read_status_reports_lasting_reasons(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
-        api_read_status(&report, UPSTREAM_BATON, asked[i].text, strlen(asked[i].text));
+        read_status(&report, UPSTREAM_BATON, asked[i].text);
         assert_string_equal(report.not_ready, asked[i].not_ready);
     }
 }
@@ -331,7 +336,7 @@ static void test_read_status(void **state)
     for (size_t i = 0; i < sizeof who / sizeof who[0]; i++) {
         struct upstream_report report;
 
-        api_read_status(&report, who[i].kind, who[i].text, strlen(who[i].text));
+        read_status(&report, who[i].kind, who[i].text);
         assert_string_equal(report.process, who[i].process);
         assert_string_equal(report.label, who[i].label);
         assert_string_equal(report.identity, who[i].identity);
@@ -345,9 +350,9 @@ static void test_read_update_of_the_weights(void **state)
     struct upstream_report report;
 
     (void)state;
-    api_read_status(&report, UPSTREAM_BATON, served, strlen(served));
+    read_status(&report, UPSTREAM_BATON, served);
     assert_string_equal(report.update_id, "upd-1");
-    api_read_status(&report, UPSTREAM_BATON, "{\"weights\":{\"update_id\":null}}", 31);
+    read_status(&report, UPSTREAM_BATON, "{\"weights\":{\"update_id\":null}}");
     assert_string_equal(report.update_id, "");
     assert_true(api_is_committed(committed, strlen(committed)));
     assert_false(api_is_committed("{\"error\":{\"details\":{\"phase\":\"aborted\"}}}", 43));
@@ -439,17 +444,19 @@ static void test_read_error(void **state)
     assert_string_equal(out, "lon");
 }
 
-static void test_read_update_id(void **state)
+static void test_read_start(void **state)
 {
-    char id[API_UPDATE_ID_MAX + 1] = "old";
+    char id[API_UPDATE_ID_MAX + 1] = "old", process[FLEET_LABEL_MAX + 1];
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(api_read_update_id(id, "{\"update_id\":\"upd-1\"}", 21, &e), 0);
+    assert_int_equal(api_read_start(id, process, "{\"update_id\":\"upd-1\"}", 21, &e), 0);
     assert_string_equal(id, "upd-1");
-    assert_int_equal(api_read_update_id(id, "{}", 2, &e), -1);
+    assert_string_equal(process, "");
+    assert_int_equal(api_read_start(id, process, "{\"boot_id\":\"b\"}", 15, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
     assert_string_equal(id, "upd-1");
+    assert_string_equal(process, "b");
 }
 
 static void test_read_version(void **state)
@@ -550,8 +557,8 @@ static void test_read_probe_version(void **state)
     for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
         struct upstream_report report = {.label = "as it was"};
         struct err e = {0};
-        int rc = api_read_probe_version(&report, UPSTREAM_VLLM, labels[i].status, labels[i].text,
-                                        strlen(labels[i].text), &e);
+        int rc = api_read_report(&report, UPSTREAM_VLLM, API_GET_PROBE_VERSION, labels[i].status,
+                                 labels[i].text, strlen(labels[i].text), &e);
 
         assert_int_equal(rc, labels[i].label != NULL ? 0 : -1);
         assert_int_equal(e.code, labels[i].label != NULL ? ERR_NONE : ERR_UNREADABLE);
@@ -766,7 +773,7 @@ int main(void)
         cmocka_unit_test(test_read_bucket_ranks),
         cmocka_unit_test(test_read_open_update),
         cmocka_unit_test(test_read_error),
-        cmocka_unit_test(test_read_update_id),
+        cmocka_unit_test(test_read_start),
         cmocka_unit_test(test_adapter_is_absent),
         cmocka_unit_test(test_check_done_reads_the_body),
         cmocka_unit_test(test_read_version),

@@ -192,7 +192,9 @@ static void test_read_release(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct upstream_report report = {.process = ""};
 
-        api_read_release(&report, cases[i].status, cases[i].text, strlen(cases[i].text));
+        assert_int_equal(api_read_report(&report, UPSTREAM_VLLM, API_GET_RELEASE, cases[i].status,
+                                         cases[i].text, strlen(cases[i].text), NULL),
+                         0);
         assert_string_equal(report.release, cases[i].release);
     }
 }
@@ -278,7 +280,9 @@ static void test_names_for_lora(void **state)
     for (size_t i = 0; i < sizeof engines / sizeof engines[0]; i++) {
         struct upstream_report report = {.process = ""};
 
-        api_read_status(&report, UPSTREAM_VLLM, engines[i].metrics, strlen(engines[i].metrics));
+        assert_int_equal(api_read_report(&report, UPSTREAM_VLLM, API_GET_STATUS, 200,
+                                         engines[i].metrics, strlen(engines[i].metrics), NULL),
+                         0);
         (void)snprintf(report.release, sizeof report.release, "%s", engines[i].release);
         assert_int_equal(report.has_lora &&
                              api_release_of(UPSTREAM_VLLM, report.release).renames_for_lora,
