@@ -155,33 +155,18 @@ static void set_why(const struct fleet_prover *p, struct err *why)
                       p->sums_verdict.distance, p->n_sums, version.text, remedy, last);
 }
 
-static void judge_canaries(struct compared *c)
+/* By their checksums, else by their canaries. */
+static void judge_by(struct compared *c, bool sums)
 {
     enum api_answer answers[FLEET_MAX];
     struct proof_verdict verdicts[FLEET_MAX];
 
     for (size_t i = 0; i < c->n; i++)
-        answers[i] = c->list[i].now.canary;
-    proof_judge(answers, c->n, canary_tolerance, canary_distance, c, verdicts);
+        answers[i] = sums ? c->list[i].now.checksums : c->list[i].now.canary;
+    proof_judge(answers, c->n, sums ? 0 : canary_tolerance, sums ? sums_distance : canary_distance,
+                c, verdicts);
     for (size_t i = 0; i < c->n; i++)
-        c->list[i].now.verdict = verdicts[i];
-}
-
-static void judge_sums(struct compared *c)
-{
-    enum api_answer answers[FLEET_MAX];
-    struct proof_verdict verdicts[FLEET_MAX];
-
-    for (size_t i = 0; i < c->n; i++)
-        answers[i] = c->list[i].now.checksums;
-    proof_judge(answers, c->n, 0, sums_distance, c, verdicts);
-    for (size_t i = 0; i < c->n; i++) {
-        if (is_wrong(&c->list[i].now)) {
-            verdicts[i].state = PROOF_DIFFERS;
-            verdicts[i].faulty = true;
-        }
-        c->list[i].now.sums_verdict = verdicts[i];
-    }
+        *(sums ? &c->list[i].now.sums_verdict : &c->list[i].now.verdict) = verdicts[i];
 }
 
 /* An engine is faulty only by two canaries: a false alarm costs an engine, and may stop the updates
@@ -205,15 +190,19 @@ static bool must_ask_again(struct compared *c)
 
 static void judge(struct compared *c)
 {
-    judge_canaries(c);
+    judge_by(c, false);
     if (must_ask_again(c))
-        judge_canaries(c);
-    judge_sums(c);
+        judge_by(c, false);
+    judge_by(c, true);
     for (size_t i = 0; i < c->n; i++) {
         struct fleet_prover *p = &c->list[i].now;
         enum proof_state was = p->state;
         bool was_faulty = p->faulty;
 
+        if (is_wrong(p)) {
+            p->sums_verdict.state = PROOF_DIFFERS;
+            p->sums_verdict.faulty = true;
+        }
         p->state = state_of(p);
         p->faulty = p->verdict.faulty || p->sums_verdict.faulty;
         if (p->state == was && p->faulty == was_faulty)
@@ -278,20 +267,18 @@ static void report(struct fleet_control *fc, const struct compared_one *news)
 void fleet_proof_judge(struct fleet_control *fc)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
-    struct compared *c = NULL;
-    bool wanted, applies;
+    struct compared *c;
+    bool applies;
 
     mtx_lock(&fc->lock);
-    wanted = fc->proof.judge;
+    c = fc->proof.judge ? calloc(1, sizeof *c) : NULL; /* without memory: at the next look */
+    if (c != NULL) {
+        fc->proof.judge = false;
+        collect_locked(fc, all, c);
+    }
     mtx_unlock(&fc->lock);
-    if (wanted)
-        c = calloc(1, sizeof *c);
-    if (c == NULL) /* without memory: at the next look */
+    if (c == NULL)
         return;
-    mtx_lock(&fc->lock);
-    fc->proof.judge = false;
-    collect_locked(fc, all, c);
-    mtx_unlock(&fc->lock);
     judge(c);
     mtx_lock(&fc->lock);
     applies = !fc->proof.judge;
