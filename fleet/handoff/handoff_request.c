@@ -44,13 +44,11 @@ static int note_answer(struct handoff_request *r, size_t part, const struct flee
 
 static int read_ranks(struct handoff_request *r, struct err *e)
 {
-    struct fleet_target *sglangs = calloc(FLEET_MAX, sizeof *sglangs);
+    struct fleet_target sglangs[FLEET_MAX];
     fleet_results_auto results = {0};
     size_t parts[FLEET_MAX], n = 0;
     int rc;
 
-    if (sglangs == NULL)
-        return refuse_memory(e);
     for (size_t i = 0; i < r->s->n_parts; i++) {
         struct upstream *it = r->s->parts[i].upstream;
 
@@ -62,7 +60,6 @@ static int read_ranks(struct handoff_request *r, struct err *e)
     rc = fleet_query(r->fc, API_GET_RANKS, sglangs, n, fleet_step_us(r->fc), &results, e);
     for (size_t i = 0; i < n && rc == 0; i++)
         rc = note_answer(r, parts[i], &results.list[i], e);
-    free(sglangs);
     return rc;
 }
 

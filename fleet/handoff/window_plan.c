@@ -80,33 +80,12 @@ static uint32_t group_end(const struct group *all, const struct tensor_list *lis
     return i;
 }
 
-/* The largest group. @nbytes  set to what its tensors have. Returns its first tensor. */
-static int find_largest(const struct tensor_list *list, const struct tensor_spec **first,
-                        uint64_t *nbytes, struct err *e)
-{
-    struct group *all = sort_groups(list, e);
-    uint64_t n = 0;
-
-    if (all == NULL)
-        return -1;
-    *nbytes = 0;
-    *first = &list->tensors[0];
-    for (uint32_t i = 0, end; i < list->n_tensors; i = end) {
-        end = group_end(all, list, i, &n);
-        if (n > *nbytes) {
-            *nbytes = n;
-            *first = &list->tensors[all[i].index];
-        }
-    }
-    free(all);
-    return 0;
-}
-
 int window_nbytes_choose(uint64_t *out, const struct tensor_list *list, uint64_t wanted,
                          struct err *e)
 {
-    const struct tensor_spec *first;
-    uint64_t nbytes = wanted != 0 ? wanted : WINDOW_NBYTES_DEFAULT, largest;
+    uint64_t nbytes = wanted != 0 ? wanted : WINDOW_NBYTES_DEFAULT, largest = 0, n = 0;
+    const struct tensor_spec *first = &list->tensors[0]; /* of the largest group */
+    struct group *all;
 
     for (uint32_t i = 0; i < list->n_tensors; i++)
         if (list->tensors[i].ndim == 0)
@@ -114,8 +93,16 @@ int window_nbytes_choose(uint64_t *out, const struct tensor_list *list, uint64_t
                            "tensor '%.200s' has no dimension, and host sends tensors packed, which "
                            "vLLM cannot take of such a one; give a GPU, as in cuda:0",
                            list->tensors[i].name);
-    if (find_largest(list, &first, &largest, e) != 0)
+    all = sort_groups(list, e);
+    if (all == NULL)
         return -1;
+    for (uint32_t i = 0, end; i < list->n_tensors; i = end) {
+        end = group_end(all, list, i, &n);
+        if (n > largest)
+            first = &list->tensors[all[i].index];
+        largest = n > largest ? n : largest;
+    }
+    free(all);
     if (wanted != 0 && wanted < largest)
         return err_set(e, ERR_BAD_REQUEST, "--stage-window",
                        "%llu bytes are less than tensors that are sent together have, %llu from "
