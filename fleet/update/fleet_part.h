@@ -79,7 +79,8 @@ struct fleet_part {
     enum api_names names;             /* of its parameters */
     bool names_known;                 /* it was asked; else they are plain */
     struct fleet_incarnation
-        incarnation; /* when its first tensors were sent, or its finish was sent */
+        incarnation; /* when it began to be prepared; two-phase: when its first tensors were sent,
+                        and then its finish */
     char old_label[API_VERSION_MAX +
                    1]; /* the version that it reported before it was marked; "": none */
     char label[API_VERSION_MAX + 1];       /* the version that it reported last */

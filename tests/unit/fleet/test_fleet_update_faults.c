@@ -371,6 +371,34 @@ static void test_an_engine_that_restarts_before_the_commit_is_fenced(void **stat
     }
 }
 
+/* It has started the update, and its new process has not. */
+static void restart_started(void)
+{
+    struct engine *g = &w.engines[ENGINES - 1];
+
+    if (g->n_asked[API_START_UPDATE] == 0 || g->process > 0)
+        return;
+    engine_restart(g);
+    probe(ENGINES - 1);
+}
+
+static void test_one_that_restarts_before_its_first_byte_gets_none(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        update_begin(kinds[k]);
+        w.check = restart_started;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        assert_int_equal(w.engines[0].n_asked[API_UPDATE_WEIGHTS], CHUNKS);
+        assert_int_equal(w.engines[ENGINES - 1].process, 1);
+        assert_int_equal(w.engines[ENGINES - 1].n_asked[API_UPDATE_WEIGHTS], 0);
+        assert_false(fleet_serves(w.fleet, engine_at(w.fleet, ENGINES - 1)));
+        world_fini();
+    }
+}
+
 static void test_a_version_that_no_process_has_any_more_is_an_error(void **state)
 {
     static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
@@ -462,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_who_asks_after_a_version_was_shown_gets_it),
         cmocka_unit_test(test_fleet_update_survives_every_move),
         cmocka_unit_test(test_the_fleet_has_a_version_before_an_engine_resumes_with_it),
+        cmocka_unit_test(test_one_that_restarts_before_its_first_byte_gets_none),
         cmocka_unit_test(test_an_engine_that_restarts_before_the_commit_is_fenced),
         cmocka_unit_test(test_a_version_that_no_process_has_any_more_is_an_error),
     };

@@ -445,7 +445,7 @@ static void faults_end(void)
     probe_all();
     resume_all();
     fleet_get_sleep(w.fc, &sleep);
-    if ((sleep.weights || sleep.kv) && set_sleep(0) != 0)
+    if (set_sleep(0) != 0 && (sleep.weights || sleep.kv)) /* also of one that missed it */
         fail_now("the fleet cannot be woken");
 }
 
