@@ -74,6 +74,17 @@ static void describe_not_resumed(const struct fleet *f, const struct upstream *u
                   "it failed to resume, and is asked again: it serves once it has resumed");
 }
 
+/* Whatever compares its version says so itself. Nothing does while the others are updated. */
+static void describe_weights(const struct fleet *f, const struct upstream *u, struct err *out)
+{
+    (void)f;
+    *out = u->why[REASON_OTHER_WEIGHTS].why;
+    if (out->code == ERR_NONE && fleet_is_alive(u))
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "its version is not compared with the fleet's yet: that is done when no "
+                      "update is under way");
+}
+
 static void describe_pause(const struct fleet *f, const struct upstream *u, struct err *out)
 {
     (void)f;
@@ -175,7 +186,7 @@ static const struct {
     [REASON_DOWN] = {UPSTREAM_DOWN, NULL},
     [REASON_ASLEEP] = {UPSTREAM_UNSYNCED, describe_asleep},
     [REASON_NOT_RESUMED] = {UPSTREAM_UNSYNCED, describe_not_resumed},
-    [REASON_OTHER_WEIGHTS] = {UPSTREAM_UNSYNCED, NULL},
+    [REASON_OTHER_WEIGHTS] = {UPSTREAM_UNSYNCED, describe_weights},
     [REASON_PAUSE_MISSED] = {UPSTREAM_UNSYNCED, describe_pause},
     [REASON_PROBES_FAIL] = {UPSTREAM_UNSYNCED, NULL},
     [REASON_ADAPTERS] = {UPSTREAM_UNSYNCED, describe_needs},

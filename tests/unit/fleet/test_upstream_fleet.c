@@ -376,9 +376,15 @@ static void test_labels_are_not_compared_during_an_update(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
     uint64_t epoch = fleet_weights_epoch(f);
+    struct upstream_info info;
 
     (void)cmocka_state;
-    (void)commit(f, "v1", 0, (const bool[]){true, true}, NULL);
+    fleet_set_updating(f, true);
+    add_new(f, "http://c:1", NULL);
+    report_ok(f, 2, "r", "");
+    fleet_info(f, engine_at(f, 2), &info);
+    assert_non_null(strstr(info.error.why.msg, "not compared"));
+    (void)commit(f, "v1", 0, (const bool[]){true, true, false}, NULL);
     assert_true(fleet_weights_epoch(f) != epoch);
     fleet_set_updating(f, true);
     report_ok(f, 0, "p", "v2"); /* it has the new version already */
