@@ -128,13 +128,10 @@ static void expire(struct fleet_control *fc)
 
 static bool has_expired_lease(struct fleet_control *fc)
 {
-    bool expired;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    expired = fleet_pause_expired_locked(fc) ||
-              (fc->session != NULL && fleet_lease_expired_locked(fc->session));
-    mtx_unlock(&fc->lock);
-    return expired;
+    return fleet_pause_expired_locked(fc) ||
+           (fc->session != NULL && fleet_lease_expired_locked(fc->session));
 }
 
 /* what follows from the passing of time, and from what engines report */

@@ -437,13 +437,10 @@ void fleet_gate_suspend(struct fleet_control *fc, struct upstream *upstream, boo
 
 bool fleet_fence_is_paused(struct fleet_control *fc, struct upstream *upstream)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     struct upstream_info info;
-    bool paused;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    mtx_lock(&fc->lock);
-    paused = is_paused_for_fence(fc, &info) && fleet_engine(upstream)->gate.for_fence &&
-             info.have.gate == GATE_PAUSED;
-    mtx_unlock(&fc->lock);
-    return paused;
+    return is_paused_for_fence(fc, &info) && fleet_engine(upstream)->gate.for_fence &&
+           info.have.gate == GATE_PAUSED;
 }

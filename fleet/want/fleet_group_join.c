@@ -220,39 +220,35 @@ int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_r
 /* A group that was left, and by which nothing is received any more: its engines are asked now. */
 static bool next_to_ask(struct fleet_control *fc, struct fleet_group *out)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     struct fleet_transfer *t = &fc->transfer;
-    bool found = false;
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < t->n_groups && !found; i++) {
+    for (size_t i = 0; i < t->n_groups; i++) {
         struct fleet_group *g = &t->groups[i];
 
-        found = g->left && !g->asked && g->n_running == 0;
-        if (!found)
+        if (!g->left || g->asked || g->n_running > 0)
             continue;
         g->asked = true;
         *out = *g;
         out->list = NULL;
+        return true;
     }
-    mtx_unlock(&fc->lock);
-    return found;
+    return false;
 }
 
 /* A leave of the trainer asks those again that have not left. */
 static void note_left(struct fleet_control *fc, uint64_t began_us,
                       const struct fleet_results *reply)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
+    struct fleet_group *g = fleet_group_since_locked(fc, began_us);
     struct fleet_group_member *m;
-    struct fleet_group *g;
 
-    mtx_lock(&fc->lock);
-    g = fleet_group_since_locked(fc, began_us);
     for (size_t i = 0; g != NULL && i < reply->n; i++) {
         m = fleet_group_member_of(g, reply->list[i].upstream);
         if (m != NULL && reply->list[i].outcome == FLEET_OK)
             m->number = 0;
     }
-    mtx_unlock(&fc->lock);
 }
 
 /* One that has not left, as far as known: one that was not reached may have ended, or wait in NCCL.

@@ -22,12 +22,9 @@ enum {
 /* False: a resume has ended the pause. */
 static bool is_pending(struct fleet_control *fc)
 {
-    bool pending;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    pending = pause_is_pending(&fc->pause);
-    mtx_unlock(&fc->lock);
-    return pending;
+    return pause_is_pending(&fc->pause);
 }
 
 static int refuse_overtaken(struct err *e)
@@ -39,38 +36,33 @@ static int refuse_overtaken(struct err *e)
 static int begin_pause(struct fleet_control *fc, const struct pause_request *req,
                        struct pause *before, struct err *e)
 {
-    bool resuming;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    resuming = fc->locks.n_resumes > 0;
-    if (!resuming)
-        pause_set(&fc->pause, req, before);
-    mtx_unlock(&fc->lock);
-    return resuming ? refuse_overtaken(e) : 0;
+    if (fc->locks.n_resumes > 0)
+        return refuse_overtaken(e);
+    pause_set(&fc->pause, req, before);
+    return 0;
 }
 
 /* Returns false: a resume has ended it. */
 static bool acknowledge_pause(struct fleet_control *fc, uint64_t n_aborted)
 {
-    bool pending;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    pending = pause_is_pending(&fc->pause);
-    if (pending) {
-        fc->pause.n_aborted = n_aborted;
-        pause_acknowledge(&fc->pause);
-    }
-    mtx_unlock(&fc->lock);
-    return pending;
+    if (!pause_is_pending(&fc->pause))
+        return false;
+    fc->pause.n_aborted = n_aborted;
+    pause_acknowledge(&fc->pause);
+    return true;
 }
 
 /* The pause failed: the one before it is in force again, unless a resume has ended it. */
 static void restore_pause(struct fleet_control *fc, const struct pause *before)
 {
-    mtx_lock(&fc->lock);
+    mtx_auto held = mtx_hold(&fc->lock);
+
     if (pause_is_pending(&fc->pause))
         pause_undo(&fc->pause, before);
-    mtx_unlock(&fc->lock);
 }
 
 /* what came before a pause */
@@ -78,13 +70,10 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
 /* May what came before run at all? Not once an update holds it back, which waits for the pause. */
 static bool engines_run(struct fleet_control *fc, const struct pause *before)
 {
-    bool run;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    run = !pause_is_held(before) && !fc->sleep.weights && !fc->sleep.kv &&
-          !(fc->session != NULL && fc->session->prepare_begun);
-    mtx_unlock(&fc->lock);
-    return run;
+    return !pause_is_held(before) && !fc->sleep.weights && !fc->sleep.kv &&
+           !(fc->session != NULL && fc->session->prepare_begun);
 }
 
 static int await_before(struct fleet_control *fc, const struct pause *before, uint64_t deadline_us,
@@ -313,20 +302,17 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
 
 void fleet_get_pause(struct fleet_control *fc, struct pause *out)
 {
-    mtx_lock(&fc->lock);
+    mtx_auto held = mtx_hold(&fc->lock);
+
     *out = fc->pause;
     out->paused_us = pause_total_us(&fc->pause);
-    mtx_unlock(&fc->lock);
 }
 
 bool fleet_is_paused(struct fleet_control *fc)
 {
-    bool on;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    mtx_lock(&fc->lock);
-    on = pause_is_held(&fc->pause);
-    mtx_unlock(&fc->lock);
-    return on;
+    return pause_is_held(&fc->pause);
 }
 
 static size_t select_resumable(struct fleet_control *fc, const struct upstream_list *all,
@@ -334,17 +320,12 @@ static size_t select_resumable(struct fleet_control *fc, const struct upstream_l
 {
     struct fleet_target alive[FLEET_MAX];
     size_t n = fleet_reachable(fc, all, NULL, alive), n_targets = 0;
+    mtx_auto held = mtx_hold(&fc->lock);
 
-    for (size_t i = 0; i < n; i++) {
-        bool paused;
-
-        mtx_lock(&fc->lock);
-        paused = fleet_engine_is_held_locked(fc, alive[i].upstream) ||
-                 fleet_gate_is_kept(fc, alive[i].upstream);
-        mtx_unlock(&fc->lock);
-        if (!paused)
+    for (size_t i = 0; i < n; i++)
+        if (!fleet_engine_is_held_locked(fc, alive[i].upstream) &&
+            !fleet_gate_is_kept(fc, alive[i].upstream))
             targets[n_targets++] = alive[i];
-    }
     return n_targets;
 }
 
@@ -367,9 +348,9 @@ static bool note_resume(struct fleet_control *fc)
 
 static void note_resume_failed(struct fleet_control *fc)
 {
-    mtx_lock(&fc->lock);
+    mtx_auto held = mtx_hold(&fc->lock);
+
     pause_fail_resume(&fc->pause);
-    mtx_unlock(&fc->lock);
 }
 
 /* An engine that an earlier server left paused, and that does not report it, is down because it

@@ -49,14 +49,13 @@ static const struct {
 static enum aspect next_differing(struct fleet_control *fc, struct upstream *upstream,
                                   enum aspect from)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     struct upstream_info info;
     enum aspect a = from;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    mtx_lock(&fc->lock);
     while (a < ASPECTS && !aspects[a].differs_locked(fc, upstream, &info))
         a++;
-    mtx_unlock(&fc->lock);
     return a;
 }
 
