@@ -144,11 +144,11 @@ static void look(void *arg)
     if (has_expired_lease(fc))
         fleet_task_start(&fc->expiry);
     fleet_reconcile_look(fc);
+    fleet_proof_look(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->timer, clock_after_us(LOOK_INTERVAL_US));
 }
 
 void fleet_control_watch(struct fleet_control *fc)
 {
     loop_post(upstreams_loop(fc->upstreams), &fc->item);
-    fleet_proof_watch(fc);
 }

@@ -1,4 +1,4 @@
-/* One prover for each engine, and a timer of the upstreams' loop that looks at all of them. */
+/* One prover for each engine, and a look at all of them on the thread of the upstreams' loop. */
 #include "fleet/proof/fleet_proof.h"
 
 #include "base/log.h"
@@ -9,7 +9,6 @@
 #include <string.h>
 
 enum {
-    PROOF_INTERVAL_US = 250000,    /* between two looks at all engines */
     PROOF_RETRY_US = 500000,       /* delay after the first failure; doubled each time … */
     PROOF_RETRY_MAX_US = 30000000, /* … up to this */
     PROOF_HOLD_US = 2000000,
@@ -19,8 +18,6 @@ enum {
                                                each rank */
     PROOF_FAULTS_MAX = 2 /* verdicts after which a version is not handed over again */
 };
-
-static void on_timer(void *arg);
 
 int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field, struct err *e)
 {
@@ -37,8 +34,6 @@ int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field
 
 int fleet_proof_init(struct fleet_control *fc, struct err *e)
 {
-    fc->proof.item = (struct loop_item){.run = on_timer, .arg = fc};
-    fc->proof.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
     if (fc->cfg.store == NULL)
         return 0;
     return proof_committed_new(&fc->proof.committed, fc->cfg.store, &fc->proof.stopping, e);
@@ -106,7 +101,7 @@ uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, 
     p->with_checksums = checksums || fc->cfg.prove == FLEET_PROVE_CHECKSUMS;
     forget_locked(p);
     mtx_unlock(&fc->lock);
-    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->item);
     return wanted;
 }
 
@@ -131,12 +126,6 @@ void fleet_proof_want(struct fleet_control *fc, struct upstream *upstream)
         stop_proving(&fleet_engine(upstream)->proof);
     else
         (void)fleet_proof_begin(fc, upstream, false);
-}
-
-void fleet_proof_watch(struct fleet_control *fc)
-{
-    if (fc->cfg.prove != FLEET_PROVE_NONE)
-        loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
 }
 
 /* One that was restarted or removed: nothing is known of the process that is there now. */
@@ -206,7 +195,7 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     mtx_unlock(&fc->lock);
     if (read)
         fleet_proof_read_sums(p, replies);
-    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->item);
 }
 
 /* requests */
@@ -353,17 +342,13 @@ static void look_at(struct fleet_prover *p)
         (void)fleet_proof_begin(fc, p->upstream, false);
 }
 
-/* On the thread of the upstreams' loop. */
-static void on_timer(void *arg)
+void fleet_proof_look(struct fleet_control *fc)
 {
-    struct fleet_control *fc = arg;
     upstream_list_auto *all = upstreams_list(fc->upstreams);
 
     for (size_t i = 0; i < all->n; i++)
         look_at(&fleet_engine(all->items[i])->proof);
     fleet_proof_judge(fc);
-    loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
-                   clock_after_us(PROOF_INTERVAL_US));
 }
 
 /* what is known */

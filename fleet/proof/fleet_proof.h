@@ -84,9 +84,7 @@ struct fleet_provers {
     struct proof_committed *committed; /* owned; of the job; NULL: no bytes are committed here */
     atomic_bool stopping;              /* relaxed: jobs end early */
 
-    struct loop_item item; /* of the loop's thread, and so are the next two */
-    struct loop_timer timer;
-    struct upstream_fanout *under_way;
+    struct upstream_fanout *under_way; /* of the loop's thread */
 };
 
 /* fleet_proof_init, fleet_proof_fini - part of fleet_control_new and fleet_control_free.
@@ -95,10 +93,10 @@ int fleet_proof_init(struct fleet_control *fc, struct err *e);
 void fleet_proof_fini(struct fleet_control *fc); /* repeating is harmless */
 void fleet_prover_fini(struct fleet_prover *p);  /* part of the end of an engine */
 
-/* fleet_proof_watch - from now on prove also engines that serve the fleet's version without an
- * update. Before upstreams_start, or later. Threads: any. Repeating is harmless; with --prove none
- * it does nothing. */
-void fleet_proof_watch(struct fleet_control *fc);
+/* fleet_proof_look - ask what is to be asked, also engines that serve the fleet's version without
+ * an update, unless there is --prove none; and judge what was answered. Threads: the loop's, at
+ * each look at all engines (fleet/fleet_root.c); no lock held. Blocks: no. */
+void fleet_proof_look(struct fleet_control *fc);
 
 /* fleet_proof_stop - end the requests under way, and soon the job. After upstreams_stop, before the
  * executors stop.

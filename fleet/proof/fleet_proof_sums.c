@@ -128,7 +128,7 @@ static void read_job(void *arg)
     mtx_unlock(&fc->lock);
     if (tells)
         tell(r);
-    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->item);
     reading_free(r);
 }
 
