@@ -1,5 +1,6 @@
 """How many stops a reader makes who follows an update through the program. A stop is a stay in a file that runs a function
-not met yet; a return is one that runs none. Each thread is followed by itself; functions of headers are passed over.
+not met yet; a return is one that runs none. Each stack is followed by itself: that of a thread, or of a job that waits without
+holding its thread. Functions of headers and of libraries are passed over. --stays lists the stops.
 
 The program is built with -finstrument-functions, trace_calls.c as a shared object:
 
@@ -8,10 +9,9 @@ The program is built with -finstrument-functions, trace_calls.c as a shared obje
     gcc -O2 -shared -fPIC -o build/trace/trace_calls.so tests/tools/trace_calls.c
     python3 tests/tools/trace_calls.py build/trace tests/fixtures/kjv-qwen3-1m
 
-Usage: trace_calls.py BUILD MODEL
+Usage: trace_calls.py BUILD MODEL [--stays]
 """
 
-import collections
 import glob
 import os
 import struct
@@ -27,6 +27,8 @@ from fake_engine_world import Double  # noqa: E402
 from fleet_world import Server, until  # noqa: E402
 
 BUILD, MODEL = map(os.path.abspath, sys.argv[1:3])
+TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+NEAR = 4096  # bytes between the frames of stack_change() and of what it calls
 HANDLES = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]], "packed": True,
            "tensor_sizes": [2, 12], "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
 
@@ -57,47 +59,93 @@ def trace(does, work, *options):
             return begin, time.monotonic_ns() // 1000
 
 
-def events_of(path):
+class Program:
+    """Names and files of the functions of the traced program, by their addresses in the trace."""
+
+    def __init__(self, work):
+        base = int(open(f"{work}/base").read())
+        lines = subprocess.run(["nm", f"{BUILD}/baton"], capture_output=True, text=True, check=True).stdout.splitlines()
+        self.names = {int(at, 16) + base: name for at, kind, name in (l.split() for l in lines if len(l.split()) == 3) if kind in "tT"}
+        asked = "\n".join(hex(a - base) for a in self.names)
+        said = subprocess.run(["addr2line", "-e", f"{BUILD}/baton"], input=asked, capture_output=True, text=True, check=True).stdout
+        files = [os.path.relpath(line.partition(":")[0], TREE) for line in said.splitlines()]
+        self.files = {a: file for a, file in zip(self.names, files) if file.endswith(".c")}
+        self.change = next((a for a, name in self.names.items() if name == "stack_change"), None)
+
+    def is_own(self, function):
+        """Not of a library or a header."""
+        return function in self.files
+
+
+class Stack:
+    """What one thread, or one job that waits without holding its thread, has called."""
+
+    def __init__(self, thread):
+        self.thread, self.frames, self.steps = thread, [], []  # [(function, where)], [(µs, function met or None, file)]
+
+    def add(self, event, program):
+        us, function, at, is_return = event
+        if not is_return:
+            self.frames.append((function, at))
+        else:  # of the calls that setcontext() left for good nothing returns
+            while self.frames and self.frames.pop()[0] != function:
+                pass
+        inner = next((f for f, _ in reversed(self.frames) if program.is_own(f)), None)
+        if is_return or program.is_own(function):
+            self.steps.append((us, None if is_return else function, program.files.get(inner)))
+
+
+def stacks_of(path, program):
+    """A thread changes its stack in stack_change() only: what comes there next, and from far away, is of another one."""
     with open(path, "rb") as file:
-        yield from struct.iter_unpack("<QQ", file.read())
+        events = list(struct.iter_unpack("<QQQQ", file.read()))
+    stacks = [Stack(os.path.basename(path))]
+    now = stacks[0]
+    for event in events:
+        if now.frames and now.frames[-1][0] == program.change and abs(now.frames[-1][1] - event[2]) > NEAR:
+            left = [s for s in stacks if s.frames and s.frames[-1][0] == program.change and abs(s.frames[-1][1] - event[2]) <= NEAR]
+            if not left:
+                stacks.append(Stack(os.path.basename(path)))
+            now = left[0] if left else stacks[-1]
+        now.add(event, program)
+    return stacks
 
 
-def files_of(addresses):
-    """{address: file, but of headers None}; the load address is found by a function that every program has."""
-    symbols = subprocess.run(["nm", f"{BUILD}/baton"], capture_output=True, text=True, check=True).stdout.splitlines()
-    known = {int(line.split()[0], 16) for line in symbols if line.split()[1] in "tT" and len(line.split()) == 3}
-    pages = collections.Counter(a - k for a in list(addresses)[:1] for k in known if (a - k) % 4096 == 0)
-    base = next(b for b in pages if all(a - b in known for a in addresses))
-    asked = "\n".join(hex(a - base) for a in addresses)
-    said = subprocess.run(["addr2line", "-e", f"{BUILD}/baton"], input=asked, capture_output=True, text=True, check=True).stdout
-    found = [line.partition(":")[0] for line in said.splitlines()]
-    return {a: None if file.endswith(".h") else file for a, file in zip(addresses, found)}
+class Walk:
+    """Stays, in the order in which the stacks began: (stack, file, functions met there)."""
 
+    def __init__(self, work, begin, end):
+        program, self.n_calls, self.stays, met = Program(work), 0, [], set()
+        stacks = [s for path in glob.glob(f"{work}/[0-9]*") for s in stacks_of(path, program)]
+        for s in stacks:
+            s.steps = [step for step in s.steps if begin <= step[0] <= end]
+        self.stacks = sorted((s for s in stacks if s.steps), key=lambda s: s.steps[0])
+        for s in self.stacks:
+            at = None
+            for _, function, file in s.steps:
+                if file is not None and file != at:
+                    self.stays.append((s, file, []))
+                at = file
+                if function is not None:
+                    self.n_calls += 1
+                    if function not in met:
+                        self.stays[-1][2].append(program.names[function])
+                    met.add(function)
+        self.n_functions = len(met)
 
-def walk(work, begin, end):
-    """{calls, functions, files, threads, stops, returns}"""
-    paths = glob.glob(f"{work}/[0-9]*")
-    addresses = sorted({f for path in paths for _, f in events_of(path) if f})
-    files, met, count = files_of(addresses), set(), collections.Counter()
-    threads = [(us, path, f) for path in paths for us, f in events_of(path) if begin <= us <= end]
-    by_thread = collections.defaultdict(list)
-    for us, path, f in sorted(threads, key=lambda e: e[0]):
-        by_thread[path].append(f)
-    for calls in sorted(by_thread.values(), key=len):
-        stack, at, new = [], None, False
-        for f in [*calls, None]:
-            file = files.get(f) if f else next((files[s] for s in reversed(stack[:-1]) if files[s]), None)
-            stack = [*stack, f] if f else stack[:-1]
-            if f and not file:
-                continue
-            if file != at:
-                count["stops" if new else "returns"] += at is not None
-                at, new = file, False
-            if f:
-                count["calls"] += 1
-                new = new or f not in met
-                met.add(f)
-    return {**count, "functions": len(met), "files": len({files[f] for f in met}), "threads": len(by_thread)}
+    def count(self, stack=None):
+        stays = [stay for stay in self.stays if stack in (None, stay[0])]
+        stops = sum(1 for _, _, new in stays if new)
+        return {"stops": stops, "returns": len(stays) - stops, "functions": sum(len(new) for _, _, new in stays),
+                "files": len({file for _, file, new in stays if new})}
+
+    def show(self, name, verbose):
+        print(f"{name}: {self.count()}, {self.n_calls} calls, {len({s.thread for s in self.stacks})} threads, "
+              f"{len(self.stacks)} stacks", flush=True)
+        for i, stack in enumerate(self.stacks if verbose else ()):
+            print(f"  stack {i} of thread {stack.thread}: {self.count(stack)}")
+            for _, file, new in (stay for stay in self.stays if stay[0] is stack and stay[2]):
+                print(f"    {file}: {' '.join(new)}")
 
 
 def main():
@@ -106,7 +154,7 @@ def main():
                   "--manifest", f"{MODEL}/checkpoints/step-00000.safetensors")
         for does, options in (passed_on, ()), (handed_over, staged):
             at = f"{work}/{does.__name__}"
-            print(f"{does.__name__}:", walk(at, *trace(does, at, *options)), flush=True)
+            Walk(at, *trace(does, at, *options)).show(does.__name__, "--stays" in sys.argv)
 
 
 if __name__ == "__main__":
