@@ -16,10 +16,12 @@
 static void upstream_join_locked(struct fleet *f, struct upstream *u)
 {
     struct upstream_error broken = u->why[REASON_BROKEN];
+    bool joined_before = u->join_order > 0;
 
-    u->no_pause_queue = u->label_known = u->down = false;
+    u->label_known = u->down = false;
     u->key_rejected[FLEET_AUTH_PROBE] = u->key_rejected[FLEET_AUTH_REQUEST] = false;
     u->join_order = ++f->n_joined;
+    u->hash = fleet_affinity(upstream_name(u));
     atomic_store_explicit(&u->removed, false, memory_order_release);
     u->probe_ok_us = u->n_failures = u->n_granted = 0;
     u->n_failures_in_row = u->n_probe_failures = 0;
@@ -31,14 +33,13 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     if (u->fleet == NULL)           /* one that is added again has it already, and readers */
         u->fleet = f;
     fleet_reset_locked(u, false);
-    if (u->join_incarnation > 0 && upstream_config(u) != NULL && upstream_caps_of(u)->hides_pause)
+    if (joined_before && fleet_hides_sleep(u))
         u->have.gate = GATE_UNKNOWN; /* another server may have had it meanwhile */
     u->have.weights.serial = 0;
     if (u->have.weights.fault == FAULT_WRONG)
         u->have.weights.fault = FAULT_TORN; /* not known to be another process */
-    if (upstream_config(u) != NULL && upstream_caps_of(u)->wakes_twice)
+    if (upstream_caps_of(u)->wakes_twice)
         have_missed_wake(&u->have, &f->woken);
-    u->join_incarnation = u->incarnation;
     u->reports_us = u->n_unreported = 0;
     u->n_reports = 0;
     u->quiesced = f->quiesced;
@@ -51,13 +52,12 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     u->state = u->last_seen = upstream_state_of(u->out);
 }
 
-/* The list of the first engines; they have no name where cfg->names is NULL. */
 static struct upstream_list *first_list(const struct fleet_cfg *cfg)
 {
     struct upstream_list *list = upstream_list_new(cfg->n_upstreams);
 
     for (size_t i = 0; list != NULL && i < cfg->n_upstreams; i++) {
-        struct upstream *u = upstream_new(cfg->names != NULL ? cfg->names[i] : NULL);
+        struct upstream *u = upstream_new(cfg->configs[i]);
 
         if (u == NULL) {
             upstream_list_unref(list);
@@ -65,7 +65,6 @@ static struct upstream_list *first_list(const struct fleet_cfg *cfg)
         }
         upstream_list_add(list, u);
         upstream_unref(u);
-        u->hash = u->name != NULL ? fleet_affinity(u->name) : fleet_hash_mix(i);
     }
     return list;
 }
@@ -91,7 +90,7 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
     for (size_t i = 0; i < f->list->n; i++)
         upstream_join_locked(f, f->list->items[i]);
     f->cfg = *cfg;
-    f->cfg.names = NULL; /* the array is the caller's */
+    f->cfg.configs = NULL; /* the array is the caller's */
     *out = f;
     return 0;
 }
@@ -144,7 +143,6 @@ void fleet_add(struct fleet *f, struct upstream *u, struct upstream_list *grown,
     assert(grown != NULL || upstream_is_removed(u));
     upstream_join_locked(f, u);
     if (grown != NULL) {
-        u->hash = u->name != NULL ? fleet_affinity(u->name) : fleet_hash_mix(f->list->n);
         fill_list(grown, f->list, drop, u);
         before = f->list;
         f->list = grown;
@@ -198,13 +196,6 @@ void fleet_quiesce(struct fleet *f, bool on, uint64_t order)
     if (order > f->quiesce_order)
         f->quiesce_order = order;
     fleet_change_end(f);
-}
-
-void fleet_set_pause_queue(struct fleet *f, struct upstream *u, bool has_pause_queue)
-{
-    mtx_lock(&f->lock);
-    u->no_pause_queue = !has_pause_queue;
-    mtx_unlock(&f->lock);
 }
 
 void fleet_hold_generates(struct fleet *f, bool on, uint64_t order)

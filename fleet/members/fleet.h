@@ -63,7 +63,7 @@ bool fleet_is_dirty_marker(const char *label);
 /* A change of an engine's state. Changes of one engine are reported in their order, unless two
  * threads make them at the same moment. */
 struct fleet_state_change {
-    const char *name; /* or NULL */
+    const char *name;
     enum upstream_state from, to;
     char label[FLEET_LABEL_MAX + 1]; /* of the weights that it serves, as far as known */
     struct err why;                  /* clean: it serves */
@@ -72,8 +72,9 @@ struct fleet_state_change {
 };
 
 struct fleet_cfg {
-    size_t n_upstreams;               /* 0.. FLEET_MAX, at the start */
-    const char *const *names;         /* [n_upstreams], each borrowed until fleet_free; or NULL */
+    size_t n_upstreams; /* 0.. FLEET_MAX, at the start */
+    /* [n_upstreams], each borrowed until fleet_free */
+    const struct upstream_config *const *configs;
     size_t n_permits[FLEET_QUEUES];   /* of each engine */
     size_t n_queue_max[FLEET_QUEUES]; /* waiting requests, of the whole fleet */
     size_t min_ready;                 /* 1.. */
@@ -106,7 +107,7 @@ struct upstream_list *fleet_list(struct fleet *f);
 /* fleet_add - add an engine of which nothing is known, or one that was removed before. If the fleet
  * has a version already, the engine is not synced: before the first update until it reports that
  * version, later until the next update or a resync.
- * @u      its name is borrowed until fleet_free
+ * @u      it has a configuration
  * @grown  memory for the list with it (upstream_list_new); moved in. NULL: it is in the list
  * @drop   leaves the list, to make place; NULL: none
  * Threads: one at a time; also true of the next two functions. */
@@ -199,10 +200,6 @@ void fleet_quiesce(struct fleet *f, bool on, uint64_t order);
  * waits inside a paused engine might read what that engine cached before the pause.
  * @order  as of fleet_quiesce. Threads: any. */
 void fleet_hold_generates(struct fleet *f, bool on, uint64_t order);
-
-/* fleet_set_pause_queue - does the engine itself keep back requests that arrive while it is paused?
- * A baton does; the default is yes. Threads: as fleet_add. */
-void fleet_set_pause_queue(struct fleet *f, struct upstream *upstream, bool has_pause_queue);
 
 /* fleet_confirm_quiesced - an engine that had missed the pause is quiesced now.
  * @incarnation  of upstream_info, read before it was paused; ignored if the engine has restarted

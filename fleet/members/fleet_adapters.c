@@ -363,8 +363,7 @@ void fleet_adapter_before_locked(struct fleet *f, struct upstream *u, enum api_o
     const struct fleet_adapter *a = adapter_of(f, op, args);
 
     before->adapter = a != NULL ? &u->adapters[a->slot] : NULL;
-    before->keyed_by_name = upstream_config(u) != NULL &&
-                            upstream_caps_of(u)->caches_by_adapter_name;
+    before->keyed_by_name = upstream_caps_of(u)->caches_by_adapter_name;
 }
 
 /* The digest of a load is that which was answered first; that of an earlier load tells nothing. */

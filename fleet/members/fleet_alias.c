@@ -21,8 +21,8 @@ int fleet_check_alias_locked(const struct fleet *f, struct upstream *u, const ch
         if (f->list->items[i]->join_order < u->join_order &&
             has_identity(f->list->items[i], identity))
             return err_set(e, ERR_CONFLICT, "",
-                           "it is the same process as %s: remove one of the two",
-                           fleet_name(f->list->items[i]).text);
+                           "it is the same process as %.200s: remove one of the two",
+                           upstream_name(f->list->items[i]));
     return 0;
 }
 

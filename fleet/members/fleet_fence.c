@@ -13,11 +13,12 @@ bool fleet_is_dirty_marker(const char *label)
  * "it answered 500". */
 static void set_fence_error(struct upstream *u, const struct err *why)
 {
-    size_t len = u->name != NULL ? strlen(u->name) : 0;
+    const char *name = upstream_name(u);
+    size_t len = strlen(name);
     const char *rest = why->msg + len;
     struct err bare = {0};
 
-    if (len == 0 || strncmp(why->msg, u->name, len) != 0 || (*rest != ':' && *rest != ' ')) {
+    if (strncmp(why->msg, name, len) != 0 || (*rest != ':' && *rest != ' ')) {
         fleet_set_why(u, REASON_BROKEN, why);
         return;
     }
@@ -95,17 +96,17 @@ static bool has_shed_fault(const struct upstream *u)
 
 static int may_resync_locked(const struct fleet *f, struct upstream *u, struct err *e)
 {
-    struct fleet_name name = fleet_name(u);
+    const char *name = upstream_name(u);
 
     if (upstream_is_removed(u))
-        return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
+        return err_set(e, ERR_NOT_FOUND, "", "%.200s is no longer configured", name);
     if (fleet_check_alias_locked(f, u, u->report.identity, e) != 0)
         return -1;
     if (have_is_broken(&u->have) && !has_shed_fault(u))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "%s is fenced, since a change of it failed or it was found faulty: %s; "
+                       "%.200s is fenced, since a change of it failed or it was found faulty: %s; "
                        "restart it if that does not help",
-                       name.text, fleet_remedy(f));
+                       name, fleet_remedy(f));
     if (f->updating)
         return err_set(
             e, ERR_CONFLICT, "",
@@ -131,17 +132,17 @@ static int check_resync_locked(const struct fleet *f, struct upstream *u,
     if (may_resync_locked(f, u, e) != 0 || fleet_check_alias_locked(f, u, report->identity, e) != 0)
         return -1;
     if (report->not_ready[0] != '\0')
-        return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_name(u).text,
+        return err_set(e, ERR_CONFLICT, "", "%.200s is not ready: %s", upstream_name(u),
                        report->not_ready);
     if (fleet_is_dirty_marker(report->label))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "an update of %s never ended (weight_version '%s'): %s", fleet_name(u).text,
-                       report->label, fleet_remedy(f));
+                       "an update of %.200s never ended (weight_version '%s'): %s",
+                       upstream_name(u), report->label, fleet_remedy(f));
     if (!decided || (f->serial > 0 && report->label[0] == '\0') ||
         strcmp(report->label, f->label) == 0)
         return 0;
-    return err_set(e, ERR_NEEDS_UPDATE, "", "%s serves version %s, and the fleet %s: %s",
-                   fleet_name(u).text, fleet_label_text(report->label).text,
+    return err_set(e, ERR_NEEDS_UPDATE, "", "%.200s serves version %s, and the fleet %s: %s",
+                   upstream_name(u), fleet_label_text(report->label).text,
                    fleet_label_text(f->label).text,
                    f->cfg.staged ? fleet_remedy(f) : "push an update");
 }

@@ -41,7 +41,7 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
         if (now == u->state || !may_report_locked(u))
             continue;
         fleet_error_of(u, &error);
-        *m = (struct fleet_state_change){.name = u->name,
+        *m = (struct fleet_state_change){.name = upstream_name(u),
                                          .from = u->state,
                                          .to = now,
                                          .is_last = ++u->n_reports == FLEET_REPORTS_MAX,

@@ -28,11 +28,12 @@ struct search {
 };
 
 /* While the version switches, an engine gets generates from its own confirmation on: what it makes
- * before may be of either version, and the others may have shown the new one. */
+ * before may be of either version, and the others may have shown the new one. Only a baton, which
+ * is two-phase, keeps back itself what arrives while it is paused. */
 static bool is_gated(const struct fleet *f, const struct upstream *u)
 {
     return (f->switching && u->switching != SWITCH_CONFIRMED) ||
-           (f->generates_held && u->no_pause_queue);
+           (f->generates_held && !upstream_caps_of(u)->two_phase);
 }
 
 static bool has_free_permit(const struct search *s, size_t i)
@@ -225,8 +226,8 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
                        "there is no upstream: add one by POST /v1/upstreams, or to --upstream-file "
                        "and send SIGHUP");
     if (all_auth_failed_locked(f, &first))
-        return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %s: %.250s",
-                       fleet_name(first).text, fleet_key_error_of(first)->msg);
+        return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %.200s: %.250s",
+                       upstream_name(first), fleet_key_error_of(first)->msg);
     if (fleet_version_undecided_locked(f, e))
         return -1;
     for (size_t i = 0; i < f->list->n; i++) {
@@ -234,8 +235,8 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
 
         fleet_error_of(u, &error);
         if (!upstream_is_removed(u) && error.why.code != ERR_NONE)
-            return err_set(e, ERR_UNSYNCED, "", "no upstream serves; %s: %.250s",
-                           fleet_name(f->list->items[i]).text, error.why.msg);
+            return err_set(e, ERR_UNSYNCED, "", "no upstream serves; %.200s: %.250s",
+                           upstream_name(u), error.why.msg);
     }
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
 }

@@ -15,7 +15,6 @@
 #include <string.h>
 
 enum {
-    FLEET_NAME_MAX = 200,             /* bytes of an engine's name in a message */
     FLEET_LABEL_TEXT_MAX = 60,        /* bytes of a label in a message */
     UPSTREAM_START_LOST_US = 30000000 /* so long a start without an answer may still be executed */
 };
@@ -54,19 +53,17 @@ struct upstream {
     atomic_uint n_refs;
     atomic_uint n_strong;         /* of those: without the ones of upstream_loosen */
     uint64_t number;              /* immutable */
-    const char *name;             /* immutable; borrowed; NULL: none */
     struct fleet *fleet;          /* immutable once it is in a list */
     struct fleet_engine *control; /* owned; immutable once it is in a list; NULL: none */
     void (*control_free)(struct fleet_engine *control);
     struct probe probe; /* of the prober's loop */
 
     /* Written by the thread that changes the table. */
-    _Atomic(const struct upstream_config *) config; /* NULL: a fleet without upstreams */
+    _Atomic(const struct upstream_config *) config; /* NULL: it is not in a list yet */
     atomic_bool removed;                            /* of those without the lock too */
 
-    /* Written by fleet_add; no_pause_queue by fleet_set_pause_queue. */
-    uint64_t hash; /* of the name, or of its place if there is none: for affinity */
-    bool no_pause_queue;
+    /* Written by fleet_add. */
+    uint64_t hash;       /* of the name: for affinity */
     uint64_t join_order; /* a larger number joined later; 0: not yet */
     atomic_uint n_lost;  /* how often what runs there became unreliable; relaxed reads need no lock
                           */
@@ -102,8 +99,7 @@ struct upstream {
 
     struct upstream_error no_answer; /* why the last probe or request failed; clean: it succeeded */
 
-    uint64_t incarnation;      /* of its process now */
-    uint64_t join_incarnation; /* when it was last added */
+    uint64_t incarnation; /* of its process now */
 
     /* What it needs besides the weights (fleet_needs.c, fleet_adapters.c). */
     struct adapter_have adapters[FLEET_ADAPTERS_MAX]; /* by fleet_adapter.slot */
@@ -156,13 +152,6 @@ struct fleet {
 
     struct fleet_cfg cfg; /* immutable */
 };
-
-struct fleet_name {
-    char text[FLEET_NAME_MAX];
-};
-
-/* fleet_name - "http://10.0.0.1:8000", or "upstream 3" for an engine without a name. */
-struct fleet_name fleet_name(const struct upstream *u);
 
 /* fleet_remedy_or_resync - the same as fleet_remedy, for an engine that may have the version. */
 const char *fleet_remedy_or_resync(const struct fleet *f);
@@ -230,8 +219,7 @@ static inline bool fleet_is_synced(const struct fleet *f, const struct upstream 
  * its own business. */
 static inline bool fleet_has_stale_caches(const struct upstream *u)
 {
-    return upstream_config(u) != NULL && !upstream_caps_of(u)->two_phase &&
-           have_caches_are_stale(&u->have);
+    return !upstream_caps_of(u)->two_phase && have_caches_are_stale(&u->have);
 }
 
 /* fleet_has_needs - has it what it needs besides the weights? */
@@ -250,7 +238,7 @@ static inline bool fleet_may_sleep(const struct fleet *f, const struct upstream 
 /* fleet_hides_sleep - does no query say whether it sleeps? */
 static inline bool fleet_hides_sleep(const struct upstream *u)
 {
-    return upstream_config(u) != NULL && upstream_caps_of(u)->hides_pause;
+    return upstream_caps_of(u)->hides_pause;
 }
 
 /* fleet_to_wake - what of it sleeps while the others are awake, and can be woken. A second wake
@@ -317,10 +305,11 @@ void fleet_adapter_answered_locked(struct fleet *f, struct upstream *u,
 /* ---- upstream.c ---- */
 
 /* upstream_new - an engine of which nothing is known; one reference. NULL: no memory.
+ * @config  NULL: it gets one before it is in a list
  * upstream_is_idle - are all references to it loose? Those of lists are.
  * upstream_list_new - an empty list with room for n. NULL: no memory.
  * upstream_list_add - at its end, with a reference. Before other threads have the list. */
-struct upstream *upstream_new(const char *name);
+struct upstream *upstream_new(const struct upstream_config *config);
 bool upstream_is_idle(const struct upstream *u);
 struct upstream_list *upstream_list_new(size_t n);
 void upstream_list_add(struct upstream_list *list, struct upstream *u);

@@ -4,10 +4,9 @@
 #include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
-struct upstream *upstream_new(const char *name)
+struct upstream *upstream_new(const struct upstream_config *config)
 {
     static atomic_uint_fast64_t n_made; /* relaxed: only numbers */
     struct upstream *u = calloc(1, sizeof *u);
@@ -17,10 +16,9 @@ struct upstream *upstream_new(const char *name)
     atomic_init(&u->n_refs, 1);
     atomic_init(&u->n_strong, 1);
     atomic_init(&u->n_lost, 0);
-    atomic_init(&u->config, NULL);
+    atomic_init(&u->config, config);
     atomic_init(&u->removed, false);
     u->number = atomic_fetch_add_explicit(&n_made, 1, memory_order_relaxed) + 1;
-    u->name = name;
     u->out = REASON_BIT(REASON_NEVER_REACHED);
     have_init(&u->have);
     return u;
@@ -72,7 +70,7 @@ const struct upstream_config *upstream_config(const struct upstream *u)
 
 const char *upstream_name(const struct upstream *u)
 {
-    return u->name;
+    return upstream_config(u)->url;
 }
 
 enum upstream_kind upstream_kind(const struct upstream *u)
@@ -170,18 +168,6 @@ void upstream_list_unref(struct upstream_list *list)
     for (size_t i = 0; i < list->n; i++)
         upstream_unref_loose(list->items[i]);
     free(list);
-}
-
-struct fleet_name fleet_name(const struct upstream *u)
-{
-    struct fleet_name w;
-
-    if (u->name != NULL)
-        (void)snprintf(w.text, sizeof w.text, "%s", u->name);
-    else
-        (void)snprintf(w.text, sizeof w.text, "upstream %llu",
-                       (unsigned long long)u->join_order - 1);
-    return w;
 }
 
 /* [splitmix64] */

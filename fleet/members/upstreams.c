@@ -79,9 +79,8 @@ const struct upstream_config *upstreams_retain(struct upstreams *u,
 static int make_fleet(struct upstreams *u, struct upstream_config_list *list, struct err *e)
 {
     const struct upstream_config *configs[FLEET_MAX];
-    const char *names[FLEET_MAX];
     struct fleet_cfg cfg = {.n_upstreams = list->n,
-                            .names = names,
+                            .configs = configs,
                             .min_ready = upstreams_n_needed(u, list->n),
                             .staged = u->cfg.staged,
                             .boot_id = u->cfg.boot_id,
@@ -89,21 +88,11 @@ static int make_fleet(struct upstreams *u, struct upstream_config_list *list, st
                             .state_changed = on_state_changed,
                             .arg = u};
 
-    for (size_t i = 0; i < list->n; i++) {
+    for (size_t i = 0; i < list->n; i++)
         configs[i] = upstreams_retain(u, list, i);
-        names[i] = configs[i]->url;
-    }
     memcpy(cfg.n_permits, u->cfg.n_permits, sizeof cfg.n_permits);
     memcpy(cfg.n_queue_max, u->cfg.n_queue_max, sizeof cfg.n_queue_max);
-    if (fleet_new(&u->fleet, &cfg, e) != 0)
-        return -1;
-    for (size_t i = 0; i < list->n; i++) {
-        struct upstream *upstream = u->fleet->list->items[i];
-
-        atomic_init(&upstream->config, configs[i]);
-        fleet_set_pause_queue(u->fleet, upstream, upstream_caps(configs[i]->kind)->two_phase);
-    }
-    return 0;
+    return fleet_new(&u->fleet, &cfg, e);
 }
 
 static int make_prober(struct upstreams *u, struct err *e)
@@ -255,7 +244,7 @@ static int set_not_found(const struct upstream_list *all, const char *name, stru
 struct upstream *upstreams_find_any(const struct upstream_list *list, const char *name)
 {
     for (size_t i = 0; i < list->n; i++)
-        if (strcmp(list->items[i]->name, name) == 0)
+        if (strcmp(upstream_name(list->items[i]), name) == 0)
             return list->items[i];
     return NULL;
 }

@@ -52,7 +52,7 @@ static struct upstream *find_victim(const struct change *r)
 static int plan_new(struct upstreams *u, struct change *r, struct entry_change *c,
                     const struct upstream_config *s, struct err *e)
 {
-    c->upstream = upstream_new(NULL); /* it is named when the table has the entry */
+    c->upstream = upstream_new(NULL); /* it has one when the table has the entry */
     c->grown = upstream_list_new(FLEET_MAX);
     if (c->upstream == NULL || c->grown == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
@@ -104,12 +104,9 @@ static void apply_entry(struct upstreams *u, struct entry_change *c,
         return;
     config = upstreams_retain(u, list, i);
     atomic_store_explicit(&c->upstream->config, config, memory_order_release);
-    if (c->grown != NULL)
-        c->upstream->name = config->url;
     if (is_new)
         fleet_add(u->fleet, c->upstream, c->grown, c->drop);
     c->grown = NULL;
-    fleet_set_pause_queue(u->fleet, c->upstream, upstream_caps(config->kind)->two_phase);
     log_change(is_new ? "upstream.added" : "upstream.changed", config);
 }
 

@@ -473,8 +473,6 @@ static void test_who_asks_after_a_version_was_shown_gets_it(void **state)
     (void)state;
     for (int kind = 0; kind < UPSTREAM_KINDS; kind++) {
         update_begin((enum upstream_kind)kind);
-        for (size_t i = 0; i < w.n_engines; i++)
-            fleet_set_pause_queue(w.fleet, engine_at(w.fleet, i), kind == UPSTREAM_BATON);
         w.check = check_grants;
         n_granted_early = 0;
         assert_int_equal(update_run(1, CHUNKS), 0);

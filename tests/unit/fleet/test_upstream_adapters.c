@@ -4,8 +4,11 @@
 
 static struct fleet *new_fleet(void)
 {
-    struct fleet_cfg cfg = {
-        .n_upstreams = 2, .n_permits = {1, 1}, .n_queue_max = {1, 1}, .min_ready = 1};
+    struct fleet_cfg cfg = {.n_upstreams = 2,
+                            .configs = usual_configs,
+                            .n_permits = {1, 1},
+                            .n_queue_max = {1, 1},
+                            .min_ready = 1};
     struct fleet *f = NULL;
     struct err e = {0};
 
@@ -24,7 +27,7 @@ static struct upstream_info info_of(struct fleet *f, size_t i)
 /* Engine 0 overwrites the weights that it serves, so what it caches may be of other weights. */
 static struct fleet *fleet_with_cache(void)
 {
-    static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM};
+    static const struct upstream_config vllm = {.url = usual_names[0], .kind = UPSTREAM_VLLM};
     struct fleet *f = new_fleet();
 
     atomic_store(&engine_at(f, 0)->config, &vllm);

@@ -741,6 +741,7 @@ static void test_own_process_never_serves(void **cmocka_state)
 {
     static const char itself[] = "it is this server itself: remove it";
     struct fleet_cfg cfg = {.n_upstreams = 2,
+                            .configs = usual_configs,
                             .n_permits = {PERMITS, 1},
                             .n_queue_max = {QUEUE, QUEUE},
                             .min_ready = 1,

@@ -23,8 +23,12 @@ struct world {
 /* Everything but the loop's thread is started. */
 static void world_make(struct world *w, const char *const urls[N], unsigned generation_probe_every)
 {
-    struct fleet_cfg fleet = {
-        .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
+    const struct upstream_config *configs[N];
+    struct fleet_cfg fleet = {.n_upstreams = N,
+                              .configs = configs,
+                              .n_permits = {4, 4},
+                              .n_queue_max = {4, 4},
+                              .min_ready = 1};
     struct prober_cfg cfg = {.interval_us = 5 * MS,
                              .timeout_us = 1000 * MS,
                              .generation_probe_every = generation_probe_every};
@@ -32,11 +36,12 @@ static void world_make(struct world *w, const char *const urls[N], unsigned gene
 
     assert_int_equal(loop_new(&w->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
     assert_int_equal(http_client_new(&w->client, w->loop, &e), 0);
-    assert_int_equal(fleet_new(&w->fleet, &fleet, &e), 0);
     for (size_t i = 0; i < N; i++) {
-        w->configs[i] = (struct upstream_config){.target.url = urls[i], .kind = UPSTREAM_BATON};
-        atomic_store(&engine_at(w->fleet, i)->config, &w->configs[i]);
+        w->configs[i] = (struct upstream_config){
+            .target.url = urls[i], .url = (char *)(uintptr_t)urls[i], .kind = UPSTREAM_BATON};
+        configs[i] = &w->configs[i];
     }
+    assert_int_equal(fleet_new(&w->fleet, &fleet, &e), 0);
     cfg.fleet = w->fleet;
     cfg.loop = w->loop;
     cfg.client = w->client;

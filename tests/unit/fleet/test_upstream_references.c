@@ -48,7 +48,7 @@ static void test_engine_ends_with_the_last_list_that_has_it(void **state)
     assert_true(upstream_is_idle(first));
     add_new(f, "http://c", first);
     assert_int_equal(n_engines(f), 2);
-    assert_string_equal(engine_at(f, 1)->name, "http://c");
+    assert_string_equal(upstream_name(engine_at(f, 1)), "http://c");
     assert_int_equal(before->n, 2);
     assert_ptr_equal(before->items[0], first);
     assert_int_equal(n_ended, 0);

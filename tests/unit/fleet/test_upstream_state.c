@@ -36,8 +36,8 @@ static const struct {
 
 static struct fleet served = {.serial = 7};
 static const struct api_sleep all_of_it = {.weights = true, .kv = true};
-static const struct upstream_config vllm = {.kind = UPSTREAM_VLLM},
-                                    sglang = {.kind = UPSTREAM_SGLANG};
+static const struct upstream_config vllm = {.url = usual_names[0], .kind = UPSTREAM_VLLM},
+                                    sglang = {.url = usual_names[0], .kind = UPSTREAM_SGLANG};
 
 static void make_sleep(struct upstream *u, int x)
 {
@@ -253,8 +253,8 @@ static void drop(struct fleet *f)
     ask(f, API_WAKE, 0, HAVE_GOOD);
 }
 
-static const struct upstream_config hides = {.kind = UPSTREAM_SGLANG};
-static const struct upstream_config reports = {.kind = UPSTREAM_VLLM};
+static const struct upstream_config hides = {.url = usual_names[0], .kind = UPSTREAM_SGLANG};
+static const struct upstream_config reports = {.url = usual_names[0], .kind = UPSTREAM_VLLM};
 
 /* The other one is asked. */
 static void miss(struct fleet *f, bool asleep)

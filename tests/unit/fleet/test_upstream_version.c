@@ -692,8 +692,11 @@ static void test_version_of_a_hand_off_has_the_serial_of_the_store(void **cmocka
 static void test_message_names_the_remedy_that_fits(void **cmocka_state)
 {
     const struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
-    struct fleet_cfg cfg = {
-        .n_upstreams = 1, .n_permits = {1, 1}, .n_queue_max = {1, 1}, .min_ready = 1};
+    struct fleet_cfg cfg = {.n_upstreams = 1,
+                            .configs = usual_configs,
+                            .n_permits = {1, 1},
+                            .n_queue_max = {1, 1},
+                            .min_ready = 1};
 
     (void)cmocka_state;
     for (int staged = 0; staged < 2; staged++) {

@@ -206,8 +206,8 @@ bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
 
 /* ---- what is around the update ---- */
 
-static const char *const engine_names[ENGINES_MAX] = {"http://a", "http://b", "http://c",
-                                                      "http://d", "http://e", "http://f"};
+static char engine_names[ENGINES_MAX][16] = {"http://a", "http://b", "http://c",
+                                             "http://d", "http://e", "http://f"};
 
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 __typeof__(upstreams_list) __wrap_upstreams_list;
@@ -753,8 +753,9 @@ static void world_begin(unsigned seed)
 
 static void world_open(size_t n_engines, size_t min_ready, bool recomputes)
 {
+    const struct upstream_config *configs[ENGINES_MAX];
     struct fleet_cfg cfg = {.n_upstreams = n_engines,
-                            .names = engine_names,
+                            .configs = configs,
                             .min_ready = min_ready,
                             .n_permits = {9, 9},
                             .n_queue_max = {9, 9}};
@@ -762,9 +763,11 @@ static void world_open(size_t n_engines, size_t min_ready, bool recomputes)
     struct err e = {0};
 
     w.n_engines = n_engines;
+    for (size_t i = 0; i < n_engines; i++) {
+        w.configs[i].url = engine_names[i];
+        configs[i] = &w.configs[i];
+    }
     assert_int_equal(fleet_new(&w.fleet, &cfg, &e), 0);
-    for (size_t i = 0; i < n_engines; i++)
-        atomic_store(&engine_at(w.fleet, i)->config, &w.configs[i]);
     assert_int_equal(fleet_control_new(&w.fc, &control, &e), 0);
 }
 

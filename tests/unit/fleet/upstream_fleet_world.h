@@ -4,6 +4,7 @@
 #define BATON_TESTS_UNIT_FLEET_UPSTREAM_FLEET_WORLD_H
 
 #include "fleet/members/fleet_priv.h"
+#include "fleet/members/upstream_config.h"
 #include "tests/unit/fleet/upstream_at.h"
 
 #include "base/mtx.h"
@@ -28,6 +29,31 @@ static inline void on_left(void *arg)
     n_left++;
 }
 
+/* Batons. */
+static char usual_names[N][8] = {"u://1", "u://2", "u://3", "u://4"};
+static const struct upstream_config usual[N] = {{.url = usual_names[0]},
+                                                {.url = usual_names[1]},
+                                                {.url = usual_names[2]},
+                                                {.url = usual_names[3]}};
+static const struct upstream_config *const usual_configs[N] = {&usual[0], &usual[1], &usual[2],
+                                                               &usual[3]};
+
+/* A baton of this name, for the rest of the program; one struct for each name. */
+static inline const struct upstream_config *config_of(const char *name)
+{
+    enum { NAMES_MAX = 32 };
+    static struct upstream_config configs[NAMES_MAX];
+    static char urls[NAMES_MAX][32];
+    size_t i = 0;
+
+    while (i < NAMES_MAX && configs[i].url != NULL && strcmp(configs[i].url, name) != 0)
+        i++;
+    assert_true(i < NAMES_MAX && strlen(name) < sizeof urls[0]);
+    (void)snprintf(urls[i], sizeof urls[i], "%s", name);
+    configs[i].url = urls[i];
+    return &configs[i];
+}
+
 /* How often what ran there became unreliable. */
 static inline size_t n_lost(struct fleet *f, size_t i)
 {
@@ -37,7 +63,7 @@ static inline size_t n_lost(struct fleet *f, size_t i)
 /* A new engine at the end of the list. @drop  leaves it; NULL: none */
 static inline void add_new(struct fleet *f, const char *name, const struct upstream *drop)
 {
-    struct upstream *u = upstream_new(name);
+    struct upstream *u = upstream_new(config_of(name));
     struct upstream_list *grown = upstream_list_new(N + 1);
 
     assert_true(u != NULL && grown != NULL);
@@ -107,8 +133,9 @@ static inline void on_state_changed(void *arg, const struct fleet_state_change *
 
 static inline struct fleet *fleet_with(const char *const *names, size_t n)
 {
+    const struct upstream_config *configs[FLEET_MAX];
     struct fleet_cfg cfg = {.n_upstreams = n,
-                            .names = names,
+                            .configs = configs,
                             .n_permits = {PERMITS, 1},
                             .n_queue_max = {QUEUE, QUEUE},
                             .min_ready = n < 2 ? n : 2,
@@ -117,6 +144,8 @@ static inline struct fleet *fleet_with(const char *const *names, size_t n)
     struct fleet *f = NULL;
     struct err e = {0};
 
+    for (size_t i = 0; i < n; i++)
+        configs[i] = names != NULL ? config_of(names[i]) : usual_configs[i];
     n_left = 0;
     n_changes = 0;
     assert_int_equal(fleet_new(&f, &cfg, &e), 0);
