@@ -6,24 +6,25 @@
 
 /* quiesce */
 
-/* Threads that call this at the same time may reach fleet_quiesce in any order, so it gets a number
- * and ignores older ones. Probes are switched under the lock and need none. */
+/* Threads that call this at the same time may reach fleet_set_still in any order, so it gets a
+ * number and ignores older ones. */
 void fleet_apply_quiesce(struct fleet_control *fc)
 {
     bool quiesced, prepare_begun, held;
-    uint64_t order;
+    struct fleet_still still;
 
     mtx_lock(&fc->lock);
-    order = ++fc->quiesce.order;
     prepare_begun = fc->session != NULL && fc->session->prepare_begun && !fc->session->repair;
     held = (prepare_begun && fc->session->committing_since_us == 0) || /* then fleet_begin_switch */
            fc->quiesce.n_adapters_replacing > 0;
     quiesced = pause_is_held(&fc->pause) || fc->sleep.weights || fc->sleep.kv ||
                fc->quiesce.n_probe_suspensions > 0;
-    upstreams_enable_generation_probes(fc->upstreams, !quiesced && !prepare_begun);
+    still = (struct fleet_still){.quiesced = quiesced,
+                                 .holds_generates = quiesced || held,
+                                 .no_probes = quiesced || prepare_begun,
+                                 .order = ++fc->quiesce.order};
     mtx_unlock(&fc->lock);
-    fleet_quiesce(fleet_of(fc), quiesced, order);
-    fleet_hold_generates(fleet_of(fc), quiesced || held, order);
+    fleet_set_still(fleet_of(fc), &still);
 }
 
 static void count_reason(struct fleet_control *fc, unsigned *n, bool on)

@@ -42,7 +42,6 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
         have_missed_wake(&u->have, &f->woken);
     u->reports_us = u->n_unreported = 0;
     u->n_reports = 0;
-    u->quiesced = f->quiesced;
     u->quiesced_incarnation = 0;
     u->switching = SWITCH_NO_PART;
     if (u->have.weights.fault == FAULT_NONE && f->serial > 0)
@@ -179,36 +178,21 @@ void fleet_confirm_quiesced(struct fleet *f, struct upstream *u, uint64_t incarn
 }
 
 /* The caller sends the pause to the engines that are alive. */
-void fleet_quiesce(struct fleet *f, bool on, uint64_t order)
-{
-    bool changes;
-
-    fleet_change_begin(f);
-    changes = order > f->quiesce_order && on != f->quiesced;
-    for (size_t i = 0; i < f->list->n && changes; i++) {
-        struct upstream *u = f->list->items[i];
-
-        u->quiesced = on;
-        u->quiesced_incarnation = fleet_is_alive(u) ? u->incarnation : 0;
-    }
-    if (changes)
-        f->quiesced = on;
-    if (order > f->quiesce_order)
-        f->quiesce_order = order;
-    fleet_change_end(f);
-}
-
-void fleet_hold_generates(struct fleet *f, bool on, uint64_t order)
+void fleet_set_still(struct fleet *f, const struct fleet_still *still)
 {
     bool ends = false;
 
-    mtx_lock(&f->lock);
-    if (order > f->hold_order) {
-        f->hold_order = order;
-        ends = f->generates_held && !on;
-        f->generates_held = on;
+    fleet_change_begin(f);
+    if (still->order > f->still.order) {
+        for (size_t i = 0; i < f->list->n && still->quiesced != f->still.quiesced; i++) {
+            struct upstream *u = f->list->items[i];
+
+            u->quiesced_incarnation = fleet_is_alive(u) ? u->incarnation : 0;
+        }
+        ends = f->still.holds_generates && !still->holds_generates;
+        f->still = *still;
     }
-    mtx_unlock(&f->lock);
+    fleet_change_end(f);
     if (ends)
         fleet_grant_all(f);
 }

@@ -188,18 +188,20 @@ void fleet_auth_ok(struct fleet *f, struct upstream *upstream);
  * sync. */
 void fleet_set_updating(struct fleet *f, bool on);
 
-/* fleet_quiesce - all engines are about to be quiesced, or to resume. An engine that is not alive
- * now, or that restarts while this is on, gets no requests until it is off or until
- * fleet_confirm_quiesced. Call it before the pause is sent.
- * @order  a call with an order that is not larger than that of an earlier call is ignored.
- * Threads: any. */
-void fleet_quiesce(struct fleet *f, bool on, uint64_t order);
+/* What stands still at all engines. */
+struct fleet_still {
+    bool quiesced;        /* an engine that is not alive as this begins, or that restarts meanwhile,
+                             gets no requests until it ends or until fleet_confirm_quiesced */
+    bool holds_generates; /* they wait here, if they could only go to engines that do not keep
+                             requests back while they are paused: one that waits inside a paused
+                             engine might read what that engine cached before the pause */
+    bool no_probes;       /* that generate a token, since none would come */
+    uint64_t order;       /* of the decision: an earlier one is ignored */
+};
 
-/* fleet_hold_generates - hold generate requests in our queue (on), if they could only go to engines
- * that do not keep requests back while they are paused; or stop doing so (off). A request that
- * waits inside a paused engine might read what that engine cached before the pause.
- * @order  as of fleet_quiesce. Threads: any. */
-void fleet_hold_generates(struct fleet *f, bool on, uint64_t order);
+/* fleet_set_still - the engines are about to be quiesced, or to resume. Call it before the pause is
+ * sent. Threads: any. */
+void fleet_set_still(struct fleet *f, const struct fleet_still *still);
 
 /* fleet_confirm_quiesced - an engine that had missed the pause is quiesced now.
  * @incarnation  of upstream_info, read before it was paused; ignored if the engine has restarted
@@ -468,6 +470,8 @@ struct upstream_info {
     bool request_auth_failed; /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     bool in_step;             /* synced, not fenced, and as awake and running as the others */
     bool may_sleep;           /* while the others are awake */
+    bool no_probes;           /* as in struct fleet_still, and so is the next */
+    uint64_t still_order;
     bool needs_token;         /* which alone would show that it does not */
     struct api_sleep to_wake; /* what of it can be woken */
     struct engine_have have;

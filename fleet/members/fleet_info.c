@@ -81,6 +81,8 @@ void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
                                   .synced = fleet_is_synced(f, u),
                                   .in_step = !fleet_is_out(u, OUT_WRONG_WEIGHTS | OUT_STANDS_STILL),
                                   .may_sleep = fleet_may_sleep(f, u),
+                                  .no_probes = f->still.no_probes,
+                                  .still_order = f->still.order,
                                   .needs_token = fleet_needs_token(f, u),
                                   .to_wake = fleet_to_wake(f, u),
                                   .have = u->have,

@@ -33,7 +33,7 @@ struct search {
 static bool is_gated(const struct fleet *f, const struct upstream *u)
 {
     return (f->switching && u->switching != SWITCH_CONFIRMED) ||
-           (f->generates_held && !upstream_caps_of(u)->two_phase);
+           (f->still.holds_generates && !upstream_caps_of(u)->two_phase);
 }
 
 static bool has_free_permit(const struct search *s, size_t i)

@@ -37,7 +37,8 @@ struct probe {
     uint64_t weights_epoch; /* when the probe was sent */
     uint64_t have_change;   /* the same of have.change */
     uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
-    unsigned n_probes, generation_probes_change;
+    uint64_t still_order;   /* the same of upstream_info.still_order */
+    unsigned n_probes;
     bool no_token; /* the last generation probe failed */
     bool awakes;   /* the probe is for fleet_found_awake */
 };
@@ -73,7 +74,6 @@ struct upstream {
     struct upstream_error why[UPSTREAM_REASONS]; /* as text; clean where it has no such reason */
 
     struct engine_have have;       /* of the process `incarnation` */
-    bool quiesced;                 /* as struct fleet */
     uint64_t quiesced_incarnation; /* of the process that is quiesced, or is about to be, with the
                                       others; the rest of them missed it */
 
@@ -127,13 +127,14 @@ struct fleet {
     struct permit_queue queues[FLEET_QUEUES];
     size_t next_upstream; /* the place in the list where the search for the least loaded begins:
                              round robin of equals */
-    uint64_t serial, weights_epoch, quiesce_order, hold_order, n_joined;
+    uint64_t serial, weights_epoch, n_joined;
     char label[FLEET_LABEL_MAX + 1]; /* of the fleet's version, once it is decided */
     uint64_t n_named;                /* versions and names of versions that were set */
     struct fleet_version named[FLEET_VERSIONS_MAX]; /* the newest of them; each at its number */
     struct cnd idle; /* an engine has no generate request any more, and fleet_await_idle waits */
     unsigned n_idle_waits;
-    bool decided, updating, quiesced, closed;
+    bool decided, updating, closed;
+    struct fleet_still still;
     bool switching, switched; /* since fleet_begin_switch, fleet_switch_version; until its end */
     struct {
         bool weights, kv;
@@ -148,7 +149,6 @@ struct fleet {
     bool since_held;           /* generates that came since the line wait here */
     struct cnd before_settled; /* all of those before the line are known to be in an engine, or
                                   ended; or closed */
-    bool generates_held;       /* generates for engines without a pause queue wait here */
 
     struct fleet_cfg cfg; /* immutable */
 };
@@ -249,9 +249,10 @@ struct api_sleep fleet_to_wake(const struct fleet *f, const struct upstream *u);
 bool fleet_needs_token(const struct fleet *f, const struct upstream *u);
 
 /* fleet_has_missed_pause - are the others quiesced, and it may not be? */
-static inline bool fleet_has_missed_pause(const struct upstream *u)
+static inline bool fleet_has_missed_pause(const struct fleet *f, const struct upstream *u)
 {
-    return u->quiesced && u->quiesced_incarnation != u->incarnation && u->have.gate != GATE_PAUSED;
+    return f->still.quiesced && u->quiesced_incarnation != u->incarnation &&
+           u->have.gate != GATE_PAUSED;
 }
 
 static inline bool fleet_in_rotation(const struct upstream *u)

@@ -17,10 +17,8 @@ struct prober {
     struct prober_cfg cfg; /* immutable */
     struct loop_timer timer;
     struct loop_item probe_now;
-    struct upstream_fanout *under_way;    /* the loop's thread */
-    atomic_bool generation_probes;        /* relaxed: a hint for the next probe */
-    atomic_uint generation_probes_change; /* relaxed: counts prober_enable_generation_probes */
-    atomic_uint_fast64_t round_us;        /* relaxed: only a time */
+    struct upstream_fanout *under_way; /* the loop's thread */
+    atomic_uint_fast64_t round_us;     /* relaxed: only a time */
 };
 
 /* A removed engine is probed until its last request has finished. */
@@ -50,10 +48,9 @@ static void auth_failed(struct probe *p, enum fleet_auth what, const struct upst
 }
 
 /* Has a pause or a sleep by this server begun or ended since the probe was sent? */
-static bool change_since(const struct probe *p)
+static bool change_since(const struct probe *p, const struct upstream_info *now)
 {
-    return p->generation_probes_change !=
-           atomic_load_explicit(&p->prober->generation_probes_change, memory_order_relaxed);
+    return p->still_order != now->still_order;
 }
 
 /* A generation probe that was sent before a pause began may fail because of the pause: ignore it.
@@ -61,8 +58,10 @@ static bool change_since(const struct probe *p)
 static void on_token(struct probe *p, const struct upstream_reply *a)
 {
     struct prober *prober = p->prober;
+    struct upstream_info info;
 
-    if (change_since(p))
+    fleet_info(prober->cfg.fleet, p->upstream, &info);
+    if (change_since(p, &info))
         return;
     p->no_token = !p->awakes && !is_alive(a);
     if (api_is_auth_error(a->status))
@@ -96,8 +95,10 @@ static int read_report(struct upstream_report *report, const struct probe *p,
 /* May this server itself have paused the engine, or put it to sleep, when it answered? */
 static bool may_hold(const struct probe *p)
 {
-    return change_since(p) ||
-           !atomic_load_explicit(&p->prober->generation_probes, memory_order_relaxed);
+    struct upstream_info info;
+
+    fleet_info(p->prober->cfg.fleet, p->upstream, &info);
+    return change_since(p, &info) || info.no_probes;
 }
 
 /* A baton in front of engines refuses a generation probe while none of them serves, and its status
@@ -177,26 +178,26 @@ static enum api_query next_query(struct probe *p)
     struct prober *prober = p->prober;
     unsigned every = prober->cfg.generation_probe_every;
     struct upstream_info info;
-    bool idle, serves, may, may_ask;
+    bool idle, serves;
 
     fleet_info(prober->cfg.fleet, p->upstream, &info);
     idle = info.n_granted == p->n_granted && info.n_outstanding[FLEET_GENERATE] == 0;
     p->n_granted = info.n_granted;
     p->have_change = info.have.change;
+    p->still_order = info.still_order;
     p->n_probes++;
     serves = info.in_step && info.report.not_ready[0] == '\0' && info.report.held == NULL;
     if (!serves)
         p->no_token = false;
-    may_ask = atomic_load_explicit(&prober->generation_probes, memory_order_relaxed);
-    p->awakes = may_ask && p->query != API_GENERATE_TOKEN && info.needs_token && info.alive &&
-                !info.removed && info.report.not_ready[0] == '\0' &&
+    p->awakes = !info.no_probes && p->query != API_GENERATE_TOKEN && info.needs_token &&
+                info.alive && !info.removed && info.report.not_ready[0] == '\0' &&
                 !have_may_be_paused(&info.have);
     if (p->awakes)
         return API_GENERATE_TOKEN;
-    may = every > 0 && serves && may_ask;
-    if (may && ((p->no_token && !(is_asked_in_turn(p) && p->query == API_GENERATE_TOKEN)) ||
-                (info.request_auth_failed && p->query != API_GENERATE_TOKEN) ||
-                (idle && info.alive && p->n_probes % every == 0)))
+    if (every > 0 && serves && !info.no_probes &&
+        ((p->no_token && !(is_asked_in_turn(p) && p->query == API_GENERATE_TOKEN)) ||
+         (info.request_auth_failed && p->query != API_GENERATE_TOKEN) ||
+         (idle && info.alive && p->n_probes % every == 0)))
         return API_GENERATE_TOKEN;
     return API_GET_STATUS;
 }
@@ -212,8 +213,6 @@ static void send_probe(struct probe *p)
     p->config = upstream_config(p->upstream);
     p->query = next_query(p);
     p->weights_epoch = fleet_weights_epoch(cfg->fleet);
-    p->generation_probes_change = atomic_load_explicit(&p->prober->generation_probes_change,
-                                                       memory_order_relaxed);
     n = p->query == API_GET_STATUS ? N_STATUS_CALLS : 1;
     for (size_t i = 0; i < n; i++) {
         calls[i] = (struct upstream_call){.target = &p->config->target,
@@ -261,8 +260,6 @@ int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e)
     if (p == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the probes");
     p->cfg = *cfg;
-    atomic_init(&p->generation_probes, true);
-    atomic_init(&p->generation_probes_change, 0);
     p->timer = (struct loop_timer){.fire = on_tick, .arg = p};
     p->probe_now = (struct loop_item){.run = probe_all, .arg = p};
     atomic_init(&p->round_us, clock_now_us());
@@ -279,12 +276,6 @@ void prober_probe_now(struct prober *p)
 uint64_t prober_round_us(const struct prober *p)
 {
     return atomic_load_explicit(&p->round_us, memory_order_relaxed);
-}
-
-void prober_enable_generation_probes(struct prober *p, bool on)
-{
-    atomic_store_explicit(&p->generation_probes, on, memory_order_relaxed);
-    atomic_fetch_add_explicit(&p->generation_probes_change, 1, memory_order_relaxed);
 }
 
 void prober_free(struct prober *p)

@@ -37,10 +37,6 @@ void prober_probe_now(struct prober *p);
 /* prober_round_us - time of the last round of probes (base/clock.h). Threads: any. */
 uint64_t prober_round_us(const struct prober *p);
 
-/* prober_enable_generation_probes - turn generation probes on or off. Off while the fleet is paused
- * or asleep, since no token would come. Threads: any. */
-void prober_enable_generation_probes(struct prober *p, bool on);
-
 /* prober_free - Accepts NULL. Threads: the loop's, or any after the loop has stopped. */
 void prober_free(struct prober *p);
 

@@ -159,7 +159,7 @@ unsigned reasons_derive(const struct fleet *f, const struct upstream *u)
         [REASON_ASLEEP] = fleet_may_sleep(f, u),
         [REASON_NOT_RESUMED] = u->have.gate == GATE_NOT_RESUMED,
         [REASON_OTHER_WEIGHTS] = !fleet_is_synced(f, u),
-        [REASON_PAUSE_MISSED] = fleet_has_missed_pause(u),
+        [REASON_PAUSE_MISSED] = fleet_has_missed_pause(f, u),
         [REASON_PROBES_FAIL] = u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX,
         [REASON_ADAPTERS] = !fleet_has_needs(u),
         [REASON_NOT_READY] = u->report.not_ready[0] != '\0' || u->report.held != NULL,

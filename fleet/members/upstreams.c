@@ -266,11 +266,6 @@ int upstreams_send(struct upstreams *u, struct upstream_fanout **out, struct ups
     return upstream_fanout_start(out, u->client, call, 1, done, arg, e);
 }
 
-void upstreams_enable_generation_probes(struct upstreams *u, bool on)
-{
-    prober_enable_generation_probes(u->prober, on);
-}
-
 void upstreams_probe_now(struct upstreams *u)
 {
     prober_probe_now(u->prober);

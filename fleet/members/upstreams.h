@@ -120,9 +120,6 @@ int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
 int upstreams_send(struct upstreams *u, struct upstream_fanout **out, struct upstream_call *call,
                    upstream_fanout_done_fn *done, void *arg, struct err *e);
 
-/* upstreams_enable_generation_probes - as prober_enable_generation_probes. */
-void upstreams_enable_generation_probes(struct upstreams *u, bool on);
-
 /* upstreams_probe_now - as prober_probe_now; for when the known state may be wrong. Threads: any.
  */
 void upstreams_probe_now(struct upstreams *u);

@@ -213,7 +213,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
         report_ok(f, 0, "p1", "v");
         report_ok(f, 1, "q1", "v");
         lose_adapter(f);
-        fleet_quiesce(f, true, 1);
+        quiesce(f, true, 1);
         report_ok(f, 0, "p2", "w");
         fleet_fence(f, engine_at(f, 0), &why);
         fleet_auth_failed(f, engine_at(f, 0), FLEET_AUTH_REQUEST, &key);
@@ -228,7 +228,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
                 (void)commit(f, "x", 0, done, NULL);
                 break;
             case PAUSE:
-                fleet_quiesce(f, false, 2);
+                quiesce(f, false, 2);
                 break;
             default:
                 fleet_auth_ok(f, engine_at(f, 0));

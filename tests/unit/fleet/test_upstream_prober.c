@@ -288,10 +288,10 @@ static void test_token_shows_that_an_engine_which_hides_it_is_awake(void **state
     assert_false(shows_awake(&w));
     ask(&w, API_WAKE, HAVE_LOST);
     assert_true(shows_awake(&w));
-    prober_enable_generation_probes(w.prober, false);
+    fleet_set_still(w.fleet, &(struct fleet_still){.no_probes = true, .order = 1});
     ask(&w, API_WAKE, HAVE_LOST);
     assert_false(shows_awake(&w));
-    prober_enable_generation_probes(w.prober, true);
+    fleet_set_still(w.fleet, &(struct fleet_still){.order = 2});
     ask(&w, API_PAUSE, HAVE_GOOD);
     assert_false(shows_awake(&w));
     ask(&w, API_RESUME, HAVE_GOOD);

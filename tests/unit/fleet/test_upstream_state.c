@@ -70,7 +70,7 @@ static void make(struct upstream *u, const int x[FACTS])
     u->n_probe_failures = FLEET_PROBE_FAILURES_MAX - 1 + (unsigned)x[PROBES];
     u->key_rejected[FLEET_AUTH_PROBE] = (x[KEYS] & 1) != 0;
     u->key_rejected[FLEET_AUTH_REQUEST] = (x[KEYS] & 2) != 0;
-    u->quiesced = x[PAUSE] != 0 && x[PAUSE] != 4;
+    served.still.quiesced = x[PAUSE] != 0 && x[PAUSE] != 4;
     u->quiesced_incarnation = x[PAUSE] == 2 ? 3 : 2;
     u->have.gate = x[PAUSE] == 3 ? GATE_PAUSED : x[PAUSE] == 4 ? GATE_NOT_RESUMED : GATE_NOT_OURS;
     u->n_block = x[ADAPTERS] == 1;
@@ -309,7 +309,7 @@ static void make_token(struct fleet *f)
 static void miss_pause(struct fleet *f)
 {
     refuse(f);
-    fleet_quiesce(f, true, 1);
+    quiesce(f, true, 1);
     report_again(f);
 }
 
@@ -334,7 +334,7 @@ static void pause_it(struct fleet *f)
 
 static void resume(struct fleet *f)
 {
-    fleet_quiesce(f, false, 2);
+    quiesce(f, false, 2);
 }
 
 static void drain(struct fleet *f)

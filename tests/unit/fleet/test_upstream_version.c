@@ -370,7 +370,7 @@ static void test_engine_that_missed_the_pause_waits(void **cmocka_state)
 
     (void)cmocka_state;
     fail_request(f, 3, true);
-    fleet_quiesce(f, true, 1);
+    quiesce(f, true, 1);
     assert_states(f, EACH("serving", "serving", "serving", "down"));
     report_ok(f, 3, "p", "");
     report_ok(f, 2, "q", "");
@@ -383,11 +383,11 @@ static void test_engine_that_missed_the_pause_waits(void **cmocka_state)
     assert_states(f, EACH("serving", "serving", "serving", "unsynced"));
     report_ok(f, 2, "r", "");
     assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
-    fleet_quiesce(f, false, 3);
+    quiesce(f, false, 3);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_info(f, engine_at(f, 2), &info);
     assert_int_equal(info.error.why.code, ERR_NONE);
-    fleet_quiesce(f, true, 2); /* an older call */
+    quiesce(f, true, 2); /* an older call */
     report_ok(f, 2, "s", "");
     assert_string_equal(state(f, 2), "serving");
     fleet_free(f);

@@ -80,8 +80,7 @@ static struct world {
     int version, target; /* committed by this test's trainers; of the update that is sent now */
     unsigned accepted;   /* the chunks of it that the fleet has taken, a bit for each */
     unsigned switch_percent, unlock_percent, hang_percent, probe_percent;
-    bool by_handles, by_path, generation_probes;
-    unsigned generation_probes_change;
+    bool by_handles, by_path;
     bool may_drain;     /* this server stops; nothing follows but the end of the update */
     unsigned n_crashes; /* of engines that got tensors asleep, and could have been woken */
     bool hung;          /* an engine did not answer the requests that are sent now */
@@ -213,7 +212,6 @@ struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 __typeof__(upstreams_list) __wrap_upstreams_list;
 __typeof__(upstreams_on_joined) __wrap_upstreams_on_joined;
 __typeof__(upstreams_n_needed) __wrap_upstreams_n_needed;
-__typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
 __typeof__(fleet_validate) __wrap_fleet_validate;
 __typeof__(log_end) __wrap_log_end, __wrap_log_event;
 __typeof__(fleet_request) __wrap_fleet_request;
@@ -244,13 +242,6 @@ int __wrap_upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined,
 size_t __wrap_upstreams_n_needed(const struct upstreams *u, size_t n)
 {
     return u == NULL ? fleet_min_ready(w.fc) : n;
-}
-
-void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
-{
-    (void)u;
-    w.generation_probes = on;
-    w.generation_probes_change++;
 }
 
 int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
@@ -651,7 +642,7 @@ static void ask_for_token(struct engine *g, struct upstream *u)
     struct upstream_info info;
 
     fleet_info(w.fleet, u, &info);
-    if (!info.needs_token || !info.alive || !w.generation_probes || g->paused)
+    if (!info.needs_token || !info.alive || info.no_probes || g->paused)
         return;
     if (g->weights_asleep || g->kv_asleep)
         engine_restart(g); /* the token ends it */
@@ -663,7 +654,7 @@ static void probe(size_t i)
 {
     struct engine *g = &w.engines[i];
     struct upstream_report report = {.label = ""};
-    unsigned change = w.generation_probes_change;
+    uint64_t order = w.fleet->still.order;
     uint64_t epoch = fleet_weights_epoch(w.fleet);
     bool was_open = w.fc->session != NULL;
     struct err why = {0};
@@ -681,7 +672,7 @@ static void probe(size_t i)
         report.held = g->weights_asleep || g->kv_asleep ? "asleep" : g->paused ? "paused" : NULL;
     may_switch(w.probe_percent); /* the reply is on its way */
     report.is_stale = fleet_weights_epoch(w.fleet) != epoch;
-    if (change != w.generation_probes_change || !w.generation_probes)
+    if (order != w.fleet->still.order || w.fleet->still.no_probes)
         report.held = NULL;
     fleet_probe_ok(w.fleet, engine_at(w.fleet, i), &report);
     engine_at(w.fleet, i)->have.caches.emptied = UINT64_MAX; /* they are not tested here */
@@ -746,7 +737,6 @@ static void world_begin(unsigned seed)
     for (int i = 0; i < 8; i++)
         (void)draw(2);
     w.now_us = 1000000;
-    w.generation_probes = true;
     assert_int_equal(pthread_mutex_init(&w.lock, NULL), 0);
     assert_int_equal(pthread_cond_init(&w.changed, NULL), 0);
 }

@@ -119,6 +119,11 @@ static inline uint64_t name_them(struct fleet *f, const char *label, const bool 
     return fleet_set_label(f, label, list, n);
 }
 
+static inline void quiesce(struct fleet *f, bool on, uint64_t order)
+{
+    fleet_set_still(f, &(struct fleet_still){.quiesced = on, .order = order});
+}
+
 /* Calls of state_changed. */
 static struct fleet_state_change changes[64];
 static size_t n_changes;
