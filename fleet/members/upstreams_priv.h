@@ -1,4 +1,4 @@
-/* What upstreams.c, upstreams_call.c, upstreams_reload.c and upstreams_request.c share. */
+/* What upstreams.c, upstreams_call.c and upstreams_change.c share. */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAMS_PRIV_H
 #define BATON_FLEET_MEMBERS_UPSTREAMS_PRIV_H
 
@@ -48,23 +48,8 @@ struct upstreams {
     struct upstream_config *retained;
 };
 
-/* upstreams_change_begin, upstreams_change_end - between the two no other thread changes the table.
- * No lock is held meanwhile, so files can be read. Blocks: up to UPSTREAMS_CHANGE_WAIT_US.
- * Errors: ERR_CONFLICT. */
-int upstreams_change_begin(struct upstreams *u, struct err *e);
-void upstreams_change_end(struct upstreams *u);
-
 /* upstreams_find_any - the engine with this name in the list, or a removed one; NULL: none. */
 struct upstream *upstreams_find_any(const struct upstream_list *list, const char *name);
-
-/* upstreams_apply - make the engines of the list the only ones. Entries that engines get are moved
- * out of the list.
- * @keeps    those that have no entry stay as they are, but for `except`
- * @field    for errors
- * Threads: of the change.
- * Errors:  ERR_CONFLICT: no place is free; ERR_NO_MEMORY. After an error nothing has changed. */
-int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool keeps,
-                    const struct upstream *except, const char *field, struct err *e);
 
 /* upstreams_retain - move entry i out of the list and keep it until upstreams_free. One that was
  * kept before is used again, so that engines which come and go take no memory each time. Threads:

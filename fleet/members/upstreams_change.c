@@ -1,11 +1,12 @@
-/* Changes of the table, above all by reading the configuration again: first plan all changes, so
- * that an error changes nothing, then apply them. */
+/* Changes of the table, by reading the configuration again or by a request: first plan all changes,
+ * so that an error changes nothing, then apply them. */
 #include "fleet/members/upstreams_priv.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -144,8 +145,12 @@ static void change_free(struct change *r)
     free(r);
 }
 
-int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool keeps,
-                    const struct upstream *except, const char *field, struct err *e)
+/* Make the engines of the list the only ones. Entries that engines get are moved out of the list.
+ * @keeps  those that have no entry stay as they are, but for `except`
+ * @field  for errors
+ * Errors: ERR_CONFLICT: no place is free; ERR_NO_MEMORY. After an error nothing has changed. */
+static int apply_change(struct upstreams *u, struct upstream_config_list *list, bool keeps,
+                        const struct upstream *except, const char *field, struct err *e)
 {
     struct change *r = calloc(1, sizeof *r + list->n * sizeof r->changes[0]);
     int rc;
@@ -165,7 +170,11 @@ int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool
     return rc;
 }
 
-int upstreams_change_begin(struct upstreams *u, struct err *e)
+/* ---- one change at a time ---- */
+
+/* Until change_end no other thread changes the table. No lock is held meanwhile, so files can be
+ * read. Blocks: up to UPSTREAMS_CHANGE_WAIT_US. Errors: ERR_CONFLICT. */
+static int change_begin(struct upstreams *u, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(UPSTREAMS_CHANGE_WAIT_US);
     bool in_time = true, mine;
@@ -182,13 +191,15 @@ int upstreams_change_begin(struct upstreams *u, struct err *e)
                           UPSTREAMS_CHANGE_WAIT_US / 1000000);
 }
 
-void upstreams_change_end(struct upstreams *u)
+static void change_end(struct upstreams *u)
 {
     mtx_lock(&u->lock);
     u->changing = false;
     cnd_signal(&u->changed);
     mtx_unlock(&u->lock);
 }
+
+/* ---- by the configuration ---- */
 
 /* Engines that were added by requests, unless the configuration names them now. Their keys are read
  * again too. */
@@ -222,7 +233,7 @@ static int reload(struct upstreams *u, struct err *e)
     if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
         return -1;
     if (add_requested(all, &list, e) == 0)
-        rc = upstreams_apply(u, &list, false, NULL, "--upstream-file", e);
+        rc = apply_change(u, &list, false, NULL, "--upstream-file", e);
     upstream_config_list_fini(&list);
     return rc;
 }
@@ -231,9 +242,107 @@ int upstreams_reload(struct upstreams *u, struct err *e)
 {
     int rc;
 
-    if (upstreams_change_begin(u, e) != 0)
+    if (change_begin(u, e) != 0)
         return -1;
     rc = reload(u, e);
-    upstreams_change_end(u);
+    change_end(u);
+    return rc;
+}
+
+/* ---- by a request ---- */
+
+static const char request_field[] = "/upstream";
+
+static bool is_path(const char *a, const char *b)
+{
+    return a != NULL && strcmp(a, b) == 0;
+}
+
+/* Does an entry name this file? That of a removed engine counts: one often replaces another. */
+static bool is_configured_file(void *arg, const char *path)
+{
+    const struct upstream_list *all = arg;
+
+    for (size_t i = 0; i < all->n; i++)
+        if (is_path(upstream_config(all->items[i])->key_file, path) ||
+            is_path(upstream_config(all->items[i])->ca_file, path))
+            return true;
+    return false;
+}
+
+static int check_same(const struct upstream_config *there, const struct upstream_config *asked,
+                      struct err *e)
+{
+    if (upstream_config_same_entry(there, asked))
+        return 0;
+    return err_set(e, ERR_CONFLICT, request_field,
+                   "'%.200s' is an upstream already, with another description (%s, %s key, %s "
+                   "ca-file): remove it first, or add it as it is",
+                   there->url, upstream_kind_name(there->kind),
+                   there->key_file != NULL ? "with a" : "without a",
+                   there->ca_file != NULL ? "with a" : "without a");
+}
+
+/* @list  of one entry */
+static int add_one(struct upstreams *u, const struct upstream_list *all,
+                   struct upstream_config_list *list, struct upstream **out, struct err *e)
+{
+    const struct upstream *there = upstreams_find_any(all, list->items[0]->url);
+    char url[UPSTREAM_CONFIG_LEN_MAX + 1];
+
+    (void)snprintf(url, sizeof url, "%s", list->items[0]->url); /* the table takes the entry */
+    if (there != NULL && !upstream_is_removed(there)) {
+        if (check_same(upstream_config(there), list->items[0], e) != 0)
+            return -1;
+    } else {
+        list->items[0]->requested = true;
+        if (apply_change(u, list, true, NULL, request_field, e) != 0)
+            return -1;
+    }
+    return upstreams_find(u, url, out, e);
+}
+
+static int add_by_request(struct upstreams *u, const char *entry, struct upstream **out,
+                          struct err *e)
+{
+    upstream_list_auto *all = upstreams_list(u);
+    struct upstream_config_list list = {.n = 0};
+    int rc = -1;
+
+    if (upstream_config_check_files(entry, is_configured_file, all, request_field, e) == 0 &&
+        upstream_config_list_add(&list, entry, request_field, e) == 0) {
+        rc = add_one(u, all, &list, out, e);
+        upstream_config_list_fini(&list);
+    }
+    return rc;
+}
+
+int upstreams_add(struct upstreams *u, const char *entry, struct upstream **out, struct err *e)
+{
+    int rc;
+
+    if (change_begin(u, e) != 0)
+        return -1;
+    rc = add_by_request(u, entry, out, e);
+    change_end(u);
+    return rc;
+}
+
+int upstreams_remove(struct upstreams *u, const char *name, struct upstream **out, struct err *e)
+{
+    struct upstream_config_list none = {.n = 0};
+    struct upstream *found = NULL;
+    int rc;
+
+    if (change_begin(u, e) != 0)
+        return -1;
+    rc = upstreams_find(u, name, &found, e);
+    if (rc == 0)
+        rc = apply_change(u, &none, true, found, request_field, e);
+    change_end(u);
+    if (rc == 0)
+        *out = found;
+    else
+        upstream_unref(found);
     return rc;
 }
