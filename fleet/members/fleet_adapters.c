@@ -68,9 +68,6 @@ static void derive_at(struct fleet *f, struct fleet_adapter *a, struct upstream 
     h->has_this = a->number != 0 && h->settled == a->number && !upstream_is_removed(u);
     a->n_have += h->has_this;
     a->n_have -= before.has_this;
-    h->lacks = a->number != 0 && h->settled != a->number;
-    u->n_lacks += h->lacks;
-    u->n_lacks -= before.lacks;
     h->blocks = blocks(a, h);
     u->n_block += h->blocks;
     u->n_block -= before.blocks;
@@ -253,11 +250,12 @@ struct fleet_adapter_entry *fleet_adapter_list(struct fleet *f, const struct ups
 
     *n = 0;
     mtx_lock(&f->lock);
-    list = calloc(lacking != NULL ? lacking->n_lacks + 1 : f->adapters.n + 1, sizeof *list);
+    list = calloc(f->adapters.n + 1, sizeof *list);
     for (size_t i = 0; list != NULL && i < f->adapters.n; i++) {
         const struct fleet_adapter *a = f->adapters.list[i];
 
-        if (lacking != NULL ? !lacking->adapters[i].lacks : a == NULL || a->number == 0)
+        if (a == NULL || a->number == 0 ||
+            (lacking != NULL && lacking->adapters[i].settled == a->number))
             continue;
         memcpy(list[*n].name, a->name, sizeof list[*n].name);
         list[*n].path = a->path != NULL ? strdup(a->path) : NULL;

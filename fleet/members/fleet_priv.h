@@ -103,7 +103,7 @@ struct upstream {
 
     /* What it needs besides the weights (fleet_needs.c, fleet_adapters.c). */
     struct adapter_have adapters[FLEET_ADAPTERS_MAX]; /* by fleet_adapter.slot */
-    size_t n_lacks, n_block, n_differ;                /* of those */
+    size_t n_block, n_differ;                         /* of those */
     uint32_t blocking;                                /* the first that blocks it, if n_block > 0 */
     struct fleet_need_state needs[FLEET_NEEDS];
 

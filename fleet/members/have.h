@@ -70,7 +70,7 @@ struct adapter_have {
     uint16_t n_calls; /* loads and unloads under way */
     bool overlap;     /* of those: which came last is not known */
     /* As they were last derived (fleet_adapters.c). */
-    bool has_this, lacks, blocks, differs;
+    bool has_this, blocks, differs;
 };
 
 /* What it has cached. The numbers are those of changes, and only grow. */
