@@ -2,29 +2,12 @@
  * the next request.
  *
  * Nothing here does I/O. Code that talks to an engine reports the outcome, and the reports alone
- * decide whether the engine is in rotation, that is, whether it gets requests. An engine is in
- * rotation unless one of these is true (upstream_state.c has a row for each):
- *   not alive     it has not answered yet, or does not answer any more
- *   not synced    it does not serve the fleet's version, which is the last one committed through
- *                 this server. An engine that restarts, or reports another label, is not synced
- *                 until the next update or a resync. Before the first update the fleet's version is
- *                 the one that most engines report (fleet_version.c); no engine is synced until
- *                 that is decided
- *   not ready     it reports that it cannot serve: it starts, drains, or has no weights
- *   probes fail   it answers clients, but FLEET_PROBE_FAILURES_MAX probes in a row have failed, so
- *                 its version is not known
- *   auth failed   it rejects our key
- *   adapters      it lacks adapters of the fleet, or its caches may hold entries of other weights
- *   asleep        it may be, while the others are awake
- *   not resumed   it failed to, and may still be paused: until it is
- *   missed pause  the other engines are quiesced (by a pause or a sleep), and this one may not be;
- *                 until the others resume
- *   fenced        an update of it failed, or an earlier server left one unfinished: until the next
- *                 update that succeeds there. Or it hides whether it sleeps, and was unreachable
- *                 when the others were put to sleep or woken: until an update or a resync. A baton
- *                 whose update failed at the very end is fenced until it reports that update
- *                 (fleet_expect_update)
- *   removed       the configuration does not name it any more; requests that run there may finish
+ * decide whether the engine is in rotation, that is, whether it gets requests: unless there is a
+ * reason against it (upstream_state.h). An engine is synced if it serves the fleet's version, which
+ * is the last one committed through this server. One that restarts, or reports another label, is
+ * not synced until the next update or a resync. Before the first update the fleet's version is the
+ * one that most engines report (fleet_decide.c); no engine is synced until that is decided. A baton
+ * whose update failed at the very end is fenced until it reports that update (fleet_expect_update).
  *
  * Permits are counted for each engine and queue (generate, text); there is one queue of waiting
  * requests for each of the two. A request of a session goes to the session's own engine unless that

@@ -26,9 +26,11 @@ enum upstream_state {
 /* What keeps an engine out of rotation; the gravest first. upstream_state.c has a row for each. */
 enum upstream_reason {
     REASON_REMOVED,
-    REASON_BROKEN,        /* a change of its weights failed, or they were found wrong */
-    REASON_DROPPED,       /* its weights were */
-    REASON_SLEEP_MISSED,  /* or a wake, by one that hides whether it sleeps */
+    REASON_BROKEN,  /* a change of its weights failed, or an earlier server left one unfinished,
+                       or they were found wrong: until an update that succeeds there */
+    REASON_DROPPED, /* its weights were */
+    REASON_SLEEP_MISSED,  /* or a wake, by one that hides whether it sleeps: until an update or a
+                             resync */
     REASON_AUTH_PROBE,    /* it rejects our key for probes */
     REASON_AUTH_REQUEST,  /* ... for requests of clients */
     REASON_NEVER_REACHED, /* it has not answered since it was added */
@@ -36,10 +38,12 @@ enum upstream_reason {
     REASON_ASLEEP,        /* it may be, and the others are awake */
     REASON_NOT_RESUMED,   /* the others were, and it may still be paused */
     REASON_OTHER_WEIGHTS, /* not the fleet's version, or not known */
-    REASON_PAUSE_MISSED,  /* the others are quiesced, and it may not be */
-    REASON_PROBES_FAIL,   /* too many status probes in a row have failed */
+    REASON_PAUSE_MISSED,  /* the others are quiesced (by a pause or a sleep), and it may not be:
+                             until they resume */
+    REASON_PROBES_FAIL,   /* FLEET_PROBE_FAILURES_MAX in a row, though it answers clients: so its
+                             version is not known */
     REASON_ADAPTERS,      /* it lacks adapters, or has stale caches */
-    REASON_NOT_READY,
+    REASON_NOT_READY, /* it reports that it cannot serve: it starts, drains, or has no weights */
     UPSTREAM_REASONS
 };
 
