@@ -118,16 +118,6 @@ void upstream_note_closed(struct upstream *u)
     mtx_unlock(&u->fleet->lock);
 }
 
-bool upstream_is_fenced(const struct upstream *u)
-{
-    bool fenced;
-
-    mtx_lock(&u->fleet->lock);
-    fenced = fleet_is_out(u, OUT_FENCES);
-    mtx_unlock(&u->fleet->lock);
-    return fenced;
-}
-
 void upstream_set_control(struct upstream *u, struct fleet_engine *control,
                           void (*control_free)(struct fleet_engine *control))
 {

@@ -50,8 +50,6 @@ bool upstream_is_removed(const struct upstream *u);
 struct engine_have upstream_have(const struct upstream *u);
 bool upstream_may_be_paused(const struct upstream *u);
 
-bool upstream_is_fenced(const struct upstream *u); /* as in upstream_info */
-
 /* upstream_note_closed - it reports that it keeps no update open. That counts for nothing while a
  * start that was not answered may still be executed. Threads: any. */
 void upstream_note_closed(struct upstream *u);

@@ -214,13 +214,6 @@ struct upstream_list *upstreams_list(struct upstreams *u)
     return fleet_list(u->fleet);
 }
 
-size_t upstreams_n(struct upstreams *u)
-{
-    upstream_list_auto *all = upstreams_list(u);
-
-    return all->n;
-}
-
 static int set_not_found(const struct upstream_list *all, const char *name, struct err *e)
 {
     enum { N_NAMED = 3 };

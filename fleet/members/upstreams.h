@@ -81,9 +81,6 @@ size_t upstreams_n_needed(const struct upstreams *u, size_t n);
 /* upstreams_list - all engines there are, the removed ones included; a reference. Threads: any. */
 struct upstream_list *upstreams_list(struct upstreams *u);
 
-/* upstreams_n - how many those are. Threads: any. */
-size_t upstreams_n(struct upstreams *u);
-
 /* upstreams_find - the engine with this name; a reference. Threads: any.
  * Errors: ERR_NOT_FOUND, with a few names that exist. */
 int upstreams_find(struct upstreams *u, const char *name, struct upstream **out, struct err *e);

@@ -237,7 +237,9 @@ static void send_request(struct proxy_request *r)
 /* As many attempts as there are upstreams. */
 static bool may_retry(const struct proxy_request *r)
 {
-    return r->n_attempts < upstreams_n(r->loop->proxy->upstreams);
+    upstream_list_auto *all = upstreams_list(r->loop->proxy->upstreams);
+
+    return r->n_attempts < all->n;
 }
 
 static void retry_elsewhere(struct proxy_request *r, const struct err *why)

@@ -25,7 +25,8 @@ static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
     const bool *dropped = arg;
 
     return may_be_paused(p) && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
-           (p->out || !*dropped) && !part_may_hang(p) && !upstream_is_fenced(p->upstream);
+           (p->out || !*dropped) && !part_may_hang(p) &&
+           upstream_have(p->upstream).weights.fault == FAULT_NONE;
 }
 
 static bool is_finished_paused(const struct fleet_part *p, const void *arg)

@@ -509,7 +509,7 @@ static void test_reload_adds_and_removes(void **state)
 
     reload(u, text); /* added again: its version is not known */
     await_state(u, 0, "unsynced");
-    assert_int_equal(upstreams_n(u), 2);
+    assert_int_equal(n_engines(upstreams_fleet(u)), 2);
     upstreams_free(u);
     peer_stop(&a);
     peer_stop(&b);
@@ -534,7 +534,7 @@ static void test_failed_reload_changes_nothing(void **state)
     assert_reload_fails(u, text, "line 2");
     after = upstream_config(engine_at(upstreams_fleet(u), 0));
     assert_ptr_equal(&before->target, &after->target);
-    assert_int_equal(upstreams_n(u), 1);
+    assert_int_equal(n_engines(upstreams_fleet(u)), 1);
     await_state(u, 0, "serving");
     upstreams_free(u);
     peer_stop(&a);
@@ -600,7 +600,7 @@ static void test_places_of_removed_engines_are_used_again(void **state)
         assert_reload_fails(u, text, "an update or another operation includes; try again when it");
         upstream_unref(held);
         reload(u, text);
-        assert_int_equal(upstreams_n(u), FLEET_MAX);
+        assert_int_equal(n_engines(upstreams_fleet(u)), FLEET_MAX);
         (void)snprintf(text, 64, "unix:/nowhere/%d", round + FLEET_MAX - 1);
         assert_int_equal(upstreams_find(u, text, &i, &e), 0);
         assert_false(upstream_is_removed(i));
@@ -747,7 +747,7 @@ static void test_engines_come_and_go(void **state)
         assert_int_equal(upstreams_remove(u, url, &i, &e), 0);
         upstream_unref(i);
     }
-    assert_int_equal(upstreams_n(u), FLEET_MAX);
+    assert_int_equal(n_engines(upstreams_fleet(u)), FLEET_MAX);
     assert_not_added(u, "unix:/one/too/many", ERR_CONFLICT, "no place is free");
     upstreams_free(u);
 }
