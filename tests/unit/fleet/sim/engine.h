@@ -1,0 +1,86 @@
+/* Doubles of vLLM, SGLang and baton: what an engine is, and what it does when it is asked. Each
+ * request comes as it would over the network, and so does each answer. */
+#ifndef BATON_TESTS_UNIT_FLEET_SIM_ENGINE_H
+#define BATON_TESTS_UNIT_FLEET_SIM_ENGINE_H
+
+#include "fleet/api/upstream_api.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    TORN = -1, /* weights: of no version */
+    NO_ENTRY = -1,
+    REPLY_MAX = 600
+};
+
+/* What it cached was made with these; NO_ENTRY: nothing. */
+struct caches {
+    int prefix, encoder, storage;
+};
+
+struct engine {
+    enum upstream_kind kind;
+    bool knows_start; /* else an SGLang of an old release */
+    bool up;
+    unsigned process;
+    unsigned seen; /* the last one of which the fleet has heard */
+    char label[API_VERSION_MAX + 1];
+    int weights;     /* the version that it had before `chunks` came; TORN: of none */
+    int target;      /* of the update that `chunks` belong to */
+    unsigned chunks; /* a bit for each */
+    bool dropped;    /* by a sleep; then they are torn, too */
+    bool open;       /* its own update */
+    char own_id[API_UPDATE_ID_MAX + 1], committed_id[API_UPDATE_ID_MAX + 1];
+    unsigned n_own;
+    bool paused, weights_asleep, kv_asleep;
+    char pause_owner[64];
+    struct caches caches;
+    int adapter;     /* its revision; 0: it has none */
+    unsigned n_held; /* requests that a pause holds */
+    int held_kv;     /* what their KV was computed with; NO_ENTRY: it is computed again */
+
+    /* For what may be asked of it. */
+    unsigned n_queries;  /* under way ... */
+    unsigned reported;   /* the process that has answered one of them with its name; 0: none */
+    bool unreported;     /* one of them has failed */
+    unsigned n_finishes; /* requests to finish that are under way */
+    int lost_target;     /* of tensors whose answer was lost; 0: none */
+    uint64_t marked_at;  /* turn of its last marker or start */
+    unsigned last_sent;  /* tensors: a bit for each chunk that came ... */
+    int last_target;     /* ... of this update */
+    unsigned stray;      /* process that got tensors before it was seen */
+    bool unclosed;       /* an end without tensors was refused, which counts as: none is open */
+    bool unnamed;        /* a request for its version has failed: it may lack a marker */
+};
+
+/* engine_start - as it is when its process has begun: it serves version 0. */
+void engine_start(struct engine *g);
+
+/* engine_version - of the weights that it would generate with. */
+int engine_version(const struct engine *g);
+bool engine_overwrites(const struct engine *g);
+bool engine_runs(const struct engine *g);
+
+/* What it answers. */
+struct reply {
+    int status;
+    char text[REPLY_MAX];
+};
+
+/* engine_operation - which operation does this request ask for? API_OPS: it is a query.
+ * engine_ask - do it. */
+enum api_op engine_operation(const struct engine *g, const char *path);
+void engine_ask(struct engine *g, const char *path, const char *body, struct reply *out);
+
+/* engine_token - a request of a client, or a probe; it is held if the engine stands still. */
+void engine_token(struct engine *g, bool of_client);
+
+/* engine_take_part - of tensors: they came in part, and the rest will not. */
+void engine_take_part(struct engine *g);
+
+/* engine_name - of its process. */
+void engine_name(const struct engine *g, char *out, size_t cap);
+
+#endif

@@ -1,0 +1,239 @@
+/* The client of engines: a request takes its time to the engine, and the answer back. */
+#include "http/client/http.h"
+
+#include "tests/unit/fleet/sim/check.h"
+#include "tests/unit/fleet/sim/sched.h"
+#include "tests/unit/fleet/sim/world.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WAY_US = 1000, WAY_MAX_US = 20000 };
+
+struct http_call {
+    struct http_events events;
+    struct engine *engine;
+    enum api_op op; /* API_OPS: a query */
+    char path[API_PATH_MAX];
+    char *body;
+    struct reply reply;
+    unsigned process; /* that answers */
+    uint64_t epoch;   /* of the weights, when it was sent */
+    bool known;       /* its process was, when it was sent */
+    bool ends;        /* an update, with what has come */
+    bool lost;        /* its answer is */
+};
+
+__typeof__(http_client_new) __wrap_http_client_new;
+__typeof__(http_client_free) __wrap_http_client_free;
+__typeof__(http_start) __wrap_http_start;
+__typeof__(http_cancel) __wrap_http_cancel;
+
+int __wrap_http_client_new(struct http_client **out, struct loop *loop, struct err *e)
+{
+    (void)e;
+    *out = (struct http_client *)loop;
+    return 0;
+}
+
+void __wrap_http_client_free(struct http_client *c)
+{
+    (void)c;
+}
+
+static uint64_t way_us(void)
+{
+    return world.cfg.seed == 0 ? WAY_US : WAY_US + sched_draw(WAY_MAX_US);
+}
+
+static struct engine *engine_at_url(const char *url)
+{
+    size_t i = (size_t)(url[8] - '0');
+
+    assert(i < world.n_engines);
+    return &world.engines[i];
+}
+
+/* A report counts when the last query of its probe is answered. */
+static void note_answer(const struct http_call *c, bool good)
+{
+    struct engine *g = c->engine;
+
+    if (c->op != API_OPS)
+        return;
+    if (strcmp(c->path, "/metrics") == 0 || strcmp(c->path, "/v1/status") == 0)
+        g->reported = good && c->epoch == fleet_weights_epoch(world.fleet) ? c->process : 0;
+    g->unreported = g->unreported || !good;
+    if (--g->n_queries > 0)
+        return;
+    if (g->reported == g->process && !g->unreported && !check_is_removed(g))
+        g->seen = g->process;
+    g->reported = 0;
+    g->unreported = false;
+}
+
+static void end(struct http_call *c, enum http_outcome outcome, bool sent)
+{
+    struct http_end e = {.outcome = outcome, .sent = sent};
+
+    if (outcome != HTTP_WHOLE)
+        (void)snprintf(e.why, sizeof e.why, "it failed");
+    sched_cancel(c);
+    if (c->ends)
+        c->engine->n_finishes -= c->process == c->engine->process;
+    if (c->op == API_UPDATE_WEIGHTS && outcome != HTTP_WHOLE && sent)
+        c->engine->lost_target = c->engine->target;
+    c->events.done(c->events.arg, &e);
+    note_answer(c, outcome == HTTP_WHOLE && c->reply.status == 200);
+    free(c->body);
+    free(c);
+    check_now();
+}
+
+static void on_answer(void *arg)
+{
+    struct http_call *c = arg;
+    struct http_head head = {.status = c->reply.status, .content_length = -1};
+    enum failure f = world_at_turn(c->engine, API_OPS);
+
+    world_trace("answer of %zu to %s: %d%s", check_index_of(c->engine), c->path, c->reply.status,
+                c->lost || f != FAIL_NOT || c->process != c->engine->process ? ", lost" : "");
+    if (f == FAIL_HANGS_DONE)
+        return;
+    if (f != FAIL_NOT || c->lost || c->reply.status == 0 || !c->engine->up ||
+        c->process != c->engine->process) {
+        end(c, HTTP_BROKEN, true);
+        return;
+    }
+    if (c->engine->kind == UPSTREAM_BATON)
+        engine_name(c->engine, head.boot_id, sizeof head.boot_id);
+    if (c->events.head != NULL)
+        c->events.head(c->events.arg, &head);
+    (void)c->events.data(c->events.arg, c->reply.text, strlen(c->reply.text));
+    end(c, HTTP_WHOLE, true);
+}
+
+static void answer_later(struct http_call *c)
+{
+    sched_after(way_us(), on_answer, c);
+}
+
+/* Any status that an engine, or what is between, may give; but those by which an engine says that
+ * it has no such adapter, or cache. */
+static int any_refusal(enum api_op op)
+{
+    static const int statuses[] = {404, 405, 400, 403, 409};
+    bool may_lack = op == API_UNLOAD_ADAPTER || op == API_RESET_PREFIX_CACHE ||
+                    op == API_RESET_ENCODER_CACHE || op == API_RESET_STORAGE_CACHE;
+    unsigned first = may_lack ? 3 : 0;
+
+    return world.cfg.seed == 0 ? 409 : statuses[first + sched_draw(5 - first)];
+}
+
+static void refuse(struct http_call *c, int status)
+{
+    c->reply.status = status;
+    (void)snprintf(c->reply.text, sizeof c->reply.text, "{\"message\":\"no\"}");
+    answer_later(c);
+}
+
+static void execute(struct http_call *c)
+{
+    c->ends = c->op == API_FINISH_UPDATE && c->engine->chunks != 0;
+    c->engine->n_finishes += c->ends;
+    world.asked_unknown = !c->known;
+    engine_ask(c->engine, c->path, c->body, &c->reply);
+    world.asked_unknown = false;
+}
+
+static void fail(struct http_call *c, enum failure f)
+{
+    struct engine *g = c->engine;
+
+    if (f == FAIL_ERROR_DONE || f == FAIL_LOST_DONE || f == FAIL_HANGS_DONE)
+        execute(c);
+    if (f == FAIL_LOST_PART && c->op == API_UPDATE_WEIGHTS)
+        engine_take_part(g);
+    if (c->op == API_SET_VERSION || (c->op == API_OPS && f != FAIL_UNSENT))
+        g->unnamed = true;
+    if (c->op == API_FINISH_UPDATE && g->chunks == 0)
+        g->unclosed = true;
+    if (f == FAIL_UNSENT) {
+        end(c, HTTP_UNREACHABLE, false);
+    } else if (f == FAIL_REFUSED) {
+        refuse(c, any_refusal(c->op));
+    } else if (f == FAIL_ERROR || f == FAIL_ERROR_DONE) {
+        refuse(c, 500);
+    } else if (f != FAIL_HANGS && f != FAIL_HANGS_DONE) {
+        c->lost = true;
+        answer_later(c);
+    }
+}
+
+static void on_arrival(void *arg)
+{
+    struct http_call *c = arg;
+    struct engine *g = c->engine;
+    enum failure f = world_at_turn(g, c->op);
+
+    c->process = g->process;
+    if (!g->up) {
+        end(c, HTTP_UNREACHABLE, false);
+        world_note_down(g);
+        return;
+    }
+    world_trace("%s at %zu%s %s", c->path, check_index_of(g), f != FAIL_NOT ? ": it fails" : "",
+                c->body != NULL ? c->body : "");
+    if (f == FAIL_NOT) {
+        execute(c);
+        answer_later(c);
+    } else {
+        fail(c, f);
+    }
+}
+
+static void on_timeout(void *arg)
+{
+    struct http_call *c = arg;
+
+    world_trace("no answer of %zu to %s in time", check_index_of(c->engine), c->path);
+    end(c, HTTP_TIMED_OUT, true);
+}
+
+int __wrap_http_start(struct http_call **out, struct http_client *c,
+                      const struct http_call_request *req, const struct http_events *events,
+                      struct err *e)
+{
+    struct http_call *call = calloc(1, sizeof *call);
+
+    (void)c;
+    (void)e;
+    assert(call != NULL && req->timeout_us > 0);
+    call->events = *events;
+    call->engine = engine_at_url(req->target->url);
+    call->op = engine_operation(call->engine, req->path);
+    call->engine->n_queries += call->op == API_OPS;
+    call->known = call->engine->seen == call->engine->process;
+    call->epoch = fleet_weights_epoch(world.fleet);
+    (void)snprintf(call->path, sizeof call->path, "%s", req->path);
+    if (req->body != NULL)
+        call->body = strndup(req->body, req->body_len);
+    sched_after(way_us(), on_arrival, call);
+    sched_after(req->timeout_us, on_timeout, call);
+    *out = call;
+    return 0;
+}
+
+void __wrap_http_cancel(struct http_call *c)
+{
+    sched_cancel(c);
+    note_answer(c, false);
+    if (c->ends)
+        c->engine->n_finishes -= c->process == c->engine->process;
+    if (c->op == API_UPDATE_WEIGHTS)
+        c->engine->lost_target = c->engine->target;
+    free(c->body);
+    free(c);
+}

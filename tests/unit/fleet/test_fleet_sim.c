@@ -1,0 +1,231 @@
+/* The fleet itself, on one thread and under a clock of its own, in front of doubles of engines:
+ * every event at every turn of what a trainer asks for, and histories in which anything may happen
+ * at any moment. What must hold is in sim/check.h.
+ *
+ * test_fleet_sim random N [FIRST]   so many histories, of these seeds
+ * test_fleet_sim seed N             one; SIM_TRACE=1 prints what happens
+ * test_fleet_sim turns              every event at every turn, of all fleets; a minute or two
+ * test_fleet_sim broken N FIRST LAST   the first of these seeds that notices rule N of
+ *                                      sim/broken.h, which is broken */
+#include "tests/unit/fleet/sim/broken.h"
+#include "tests/unit/fleet/sim/check.h"
+#include "tests/unit/fleet/sim/sched.h"
+#include "tests/unit/fleet/sim/world.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SEEDS = 100,
+    TURNS_STEP = 101, /* every so many turns */
+#else
+    SEEDS = 2000,
+    TURNS_STEP = 11,
+#endif
+    BROKEN_SEEDS = 4000
+};
+
+/* ---- random ---- */
+
+static enum scenario random_cfg(struct world_cfg *cfg, uint64_t seed)
+{
+    enum scenario scenario;
+    bool mixed;
+    enum upstream_kind kind;
+
+    sched_begin(seed * 2 + 1, 0, false);
+    *cfg = (struct world_cfg){.seed = seed, .n_engines = 2 + sched_draw(2)};
+    mixed = sched_chance(50);
+    kind = (enum upstream_kind)sched_draw(UPSTREAM_KINDS);
+    for (size_t i = 0; i < cfg->n_engines; i++)
+        cfg->kinds[i] = mixed ? (enum upstream_kind)sched_draw(UPSTREAM_KINDS) : kind;
+    scenario = (enum scenario)(sched_chance(60) ? UPDATE_OF_TWO : sched_draw(SCENARIOS));
+    cfg->min_ready = sched_draw((unsigned)cfg->n_engines + (scenario != JOIN));
+    cfg->recomputes = true;
+    cfg->pause_fenced = sched_chance(30);
+    cfg->fail_percent = sched_chance(30) ? 0 : sched_draw(20);
+    cfg->yield_percent = sched_draw(20);
+    cfg->event_percent = sched_chance(20) ? 0 : sched_draw(60);
+    return scenario;
+}
+
+static int run_seed(uint64_t seed)
+{
+    struct world_cfg cfg;
+    enum scenario scenario = random_cfg(&cfg, seed);
+    const char *failed = world_history(&cfg, scenario);
+
+    if (failed == NULL)
+        return 0;
+    (void)fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, failed);
+    return -1;
+}
+
+/* ---- every event at every turn ---- */
+
+static const struct fleet_kinds {
+    size_t n;
+    enum upstream_kind kinds[ENGINES_MAX];
+} fleets[] = {
+    {2, {UPSTREAM_VLLM, UPSTREAM_VLLM}},
+    {2, {UPSTREAM_SGLANG, UPSTREAM_SGLANG}},
+    {2, {UPSTREAM_BATON, UPSTREAM_BATON}},
+    {3, {UPSTREAM_VLLM, UPSTREAM_VLLM, UPSTREAM_VLLM}},
+    {3, {UPSTREAM_SGLANG, UPSTREAM_SGLANG, UPSTREAM_SGLANG}},
+    {3, {UPSTREAM_BATON, UPSTREAM_BATON, UPSTREAM_BATON}},
+    {3, {UPSTREAM_VLLM, UPSTREAM_SGLANG, UPSTREAM_BATON}},
+};
+
+static unsigned n_histories;
+
+static int run_at(const struct fleet_kinds *f, enum scenario scenario, size_t min_ready,
+                  uint64_t turn, enum event event, enum failure failure)
+{
+    struct world_cfg cfg = {.n_engines = f->n,
+                            .min_ready = min_ready,
+                            .recomputes = true,
+                            .at_turn = turn,
+                            .event = event,
+                            .failure = failure};
+    const char *failed;
+
+    memcpy(cfg.kinds, f->kinds, sizeof cfg.kinds);
+    failed = world_history(&cfg, scenario);
+    n_histories++;
+    if (failed == NULL)
+        return 0;
+    (void)fprintf(stderr,
+                  "fleet %zu, scenario %d, min_ready %zu, turn %llu, event %d, failure %d: %s\n",
+                  (size_t)(f - fleets), (int)scenario, min_ready, (unsigned long long)turn,
+                  (int)event, (int)failure, failed);
+    return -1;
+}
+
+/* Returns: how many failed. */
+static unsigned run_turns(const struct fleet_kinds *f, enum scenario scenario, size_t min_ready,
+                          unsigned step)
+{
+    unsigned n_failed = run_at(f, scenario, min_ready, 0, EVENT_NONE, FAIL_NOT) != 0;
+    uint64_t n_turns = world_n_turns();
+
+    for (uint64_t turn = 1; turn <= n_turns; turn += step) {
+        for (int event = 1; event < EVENTS; event++)
+            n_failed += run_at(f, scenario, min_ready, turn, (enum event)event, FAIL_NOT) != 0;
+        for (int failure = 1; failure < FAILURES; failure++)
+            n_failed += run_at(f, scenario, min_ready, turn, EVENT_NONE, (enum failure)failure) !=
+                        0;
+    }
+    return n_failed;
+}
+
+/* @step  every so many turns only; those of a fleet of another size begin elsewhere */
+static unsigned run_all_turns(unsigned step)
+{
+    unsigned n_failed = 0;
+
+    for (size_t f = 0; f < sizeof fleets / sizeof fleets[0]; f++)
+        for (int scenario = 0; scenario < SCENARIOS; scenario++)
+            for (size_t min_ready = 0; min_ready < 2; min_ready++)
+                n_failed += run_turns(&fleets[f], (enum scenario)scenario, min_ready, step);
+    return n_failed;
+}
+
+/* ---- tests ---- */
+
+static void test_every_event_at_turns_of_everything(void **state)
+{
+    (void)state;
+    assert_int_equal(run_all_turns(TURNS_STEP), 0);
+    print_message("%u histories\n", n_histories);
+}
+
+static void test_anything_at_any_moment(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++)
+        assert_int_equal(run_seed(seed), 0);
+}
+
+/* Returns: the first seed that notices it; 0: none does. */
+static uint64_t find_broken(enum broken rule, uint64_t first, uint64_t last)
+{
+    uint64_t seed = first;
+
+    broken = rule;
+    while (seed <= last && run_seed(seed) == 0)
+        seed++;
+    broken = BROKEN_NOT;
+    return seed <= last ? seed : 0;
+}
+
+/* In a process of its own, as it may end by an assertion of the fleet, which notices it too. */
+static bool is_noticed(enum broken rule)
+{
+    int status = 0;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        (void)!freopen("/dev/null", "w", stderr);
+        _exit(find_broken(rule, 1, BROKEN_SEEDS) == 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status == 0 || WIFSIGNALED(status);
+}
+
+static void test_each_rule_that_is_broken_is_noticed(void **state)
+{
+    (void)state;
+    for (int rule = BROKEN_NOT + 1; rule < BROKENS; rule++)
+        if (!is_noticed((enum broken)rule))
+            fail_msg("rule %d is broken, and nothing notices it", rule);
+}
+
+static uint64_t number(const char *text)
+{
+    return strtoull(text, NULL, 10);
+}
+
+static int run_random(uint64_t first, uint64_t n)
+{
+    unsigned n_failed = 0;
+
+    for (uint64_t seed = first; seed < first + n; seed++)
+        n_failed += run_seed(seed) != 0;
+    if (n_failed > 0)
+        return 1;
+    print_message("%llu histories\n", (unsigned long long)n);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_event_at_turns_of_everything),
+        cmocka_unit_test(test_anything_at_any_moment),
+        cmocka_unit_test(test_each_rule_that_is_broken_is_noticed),
+    };
+
+    if (argc > 2 && strcmp(argv[1], "random") == 0)
+        return run_random(argc > 3 ? number(argv[3]) : 1, number(argv[2]));
+    if (argc > 2 && strcmp(argv[1], "seed") == 0)
+        return run_seed(number(argv[2])) != 0;
+    if (argc > 7 && strcmp(argv[1], "at") == 0)
+        return run_at(&fleets[number(argv[2])], (enum scenario)number(argv[3]), number(argv[4]),
+                      number(argv[5]), (enum event)number(argv[6]),
+                      (enum failure)number(argv[7])) != 0;
+    if (argc > 4 && strcmp(argv[1], "broken") == 0)
+        return find_broken((enum broken)number(argv[2]), number(argv[3]), number(argv[4])) == 0;
+    if (argc > 1 && strcmp(argv[1], "turns") == 0)
+        return run_all_turns(1) != 0;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
