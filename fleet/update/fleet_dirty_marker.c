@@ -281,6 +281,35 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
     return fleet_require_quorum(fc, s, e);
 }
 
+/* Once it has tensors, one that does not name its process is known by its marker. */
+static bool is_restarted_locked(struct fleet_control *fc, const struct fleet_part *p)
+{
+    return !p->two_phase && !p->out &&
+           (p->incarnation.process[0] != '\0' || part_is_unchanged(p)) &&
+           fleet_is_other_incarnation(fc, p->upstream, &p->incarnation);
+}
+
+int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    struct err why = {0};
+    bool any = false;
+
+    (void)err_set(&why, ERR_UPSTREAM, "",
+                  "it was restarted, or was not reachable, in the middle of the update");
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        if (!is_restarted_locked(fc, &s->parts[i]))
+            continue;
+        part_drop(&s->parts[i], FLEET_UNKNOWN, 0, &why);
+        any = true;
+    }
+    mtx_unlock(&fc->lock);
+    if (!any)
+        return 0;
+    fleet_fence_parts(fc, s);
+    return fleet_require_quorum(fc, s, e);
+}
+
 static void on_label_set(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)snprintf(p->label, sizeof p->label, "%s", (const char *)arg);

@@ -318,6 +318,8 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
     if (rc == 0 && commit) {
         fleet_release_unchanged(fc, s, true);
         rc = fleet_check_dirty_markers(fc, s, true, e);
+        if (rc == 0)
+            rc = fleet_drop_restarted(fc, s, e);
     }
     if (rc == 0 && commit)
         rc = serve_version(fc, s, label, e);

@@ -123,6 +123,12 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e);
 
+/* fleet_drop_restarted - drop the engines whose process is another one than the one that was
+ * prepared, and fence them: the new one runs and has no marker, so tensors would change what it
+ * serves, a finish would name it, and nothing would show either. No lock held. Blocks: no. Errors:
+ * too few engines are left. */
+int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+
 /* fleet_set_new_labels - give the new version to engines that finished by a request which takes no
  * version and still report our marker. One on which that fails, or that reports anything else, is
  * dropped and fenced. The caller owns the operation lock. Blocks: up to the time of three steps.

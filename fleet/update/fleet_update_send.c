@@ -205,31 +205,6 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     return rc == 0 ? fleet_require_quorum(fc, s, e) : rc;
 }
 
-/* The new process of an engine that was restarted runs, and has no marker: tensors would change
- * what it serves, and nothing would show it. */
-static int drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
-{
-    struct err why = {0};
-    bool any = false;
-
-    (void)err_set(&why, ERR_UPSTREAM, "",
-                  "it was restarted, or was not reachable, before it got all tensors");
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-
-        if (p->two_phase || p->out || !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
-            continue;
-        part_drop(p, FLEET_UNKNOWN, 0, &why);
-        any = true;
-    }
-    mtx_unlock(&fc->lock);
-    if (!any)
-        return 0;
-    fleet_fence_parts(fc, s);
-    return fleet_require_quorum(fc, s, e);
-}
-
 static const struct api_args *args_for(const struct fleet_tensors *t, size_t part)
 {
     return t->of != NULL && t->of[part].tensors != NULL ? &t->of[part] : &t->args;
@@ -409,7 +384,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     if (fleet_coverage_check(fc, s, &list, e) != 0 || fleet_learn_names(fc, s, e) != 0 ||
         (t->by_group && drop_non_members(fc, s, tensors->group, &began_us, e) != 0) ||
         fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, tensors, e) != 0 ||
-        fleet_send_packing(fc, s, tensors, e) != 0 || drop_restarted(fc, s, e) != 0) {
+        fleet_send_packing(fc, s, tensors, e) != 0 || fleet_drop_restarted(fc, s, e) != 0) {
         verdict = fleet_has_quorum(fc, s) ? VERDICT_RETRY : VERDICT_ABORT;
     } else {
         if (t->abort_requests)
