@@ -150,9 +150,13 @@ static void test_every_event_at_turns_of_everything(void **state)
 
 static void test_anything_at_any_moment(void **state)
 {
+    static const uint64_t found[] = {3822}; /* in longer runs; each of them failed once */
+
     (void)state;
     for (uint64_t seed = 1; seed <= SEEDS; seed++)
         assert_int_equal(run_seed(seed), 0);
+    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
+        assert_int_equal(run_seed(found[i]), 0);
 }
 
 /* Returns: the first seed that notices it; 0: none does. */
