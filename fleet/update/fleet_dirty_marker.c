@@ -195,6 +195,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 struct label_check {
     enum { CHECK_TENSORS, CHECK_FINISH, CHECK_FINISHED, CHECK_RESUMED, CHECK_LABELLED } when;
     const char *label; /* the new version */
+    struct fleet_control *fc;
 };
 
 /* Engines that do not name their process are asked more often. */
@@ -226,13 +227,16 @@ static bool lacks_label(const struct fleet_part *p, const void *arg)
     return part_has_finished(p) && part_needs_start(p) && has_our_marker(p);
 }
 
-/* An engine that was given no marker may report no version. */
+/* An engine that was given no marker may report no version. One with our marker is the process that
+ * was prepared, whatever was thought of it meanwhile, if it does not name it. */
 static void on_label_checked(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     const struct label_check *c = arg;
     struct err why = {0};
 
     read_label(p, result);
+    if (c->when < CHECK_FINISHED && p->no_process_id && has_our_marker(p))
+        fleet_incarnation_of(c->fc, p->upstream, &p->incarnation);
     if (part_reports(p, c->when < CHECK_FINISHED ? p->update_id : c->label) ||
         (c->when >= CHECK_FINISHED && c->when < CHECK_LABELLED && lacks_label(p, NULL)))
         return;
@@ -266,6 +270,7 @@ static int check_labels(struct fleet_control *fc, struct fleet_session *s, struc
                              .arg = &c,
                              .fail_each = c.when >= CHECK_FINISHED};
 
+    c.fc = fc;
     return fanout_apply(fc, s, &f, e);
 }
 
@@ -281,14 +286,6 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
     return fleet_require_quorum(fc, s, e);
 }
 
-/* Once it has tensors, one that does not name its process is known by its marker. */
-static bool is_restarted_locked(struct fleet_control *fc, const struct fleet_part *p)
-{
-    return !p->two_phase && !p->out &&
-           (p->incarnation.process[0] != '\0' || part_is_unchanged(p)) &&
-           fleet_is_other_incarnation(fc, p->upstream, &p->incarnation);
-}
-
 int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     struct err why = {0};
@@ -298,9 +295,11 @@ int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, stru
                   "it was restarted, or was not reachable, in the middle of the update");
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
-        if (!is_restarted_locked(fc, &s->parts[i]))
+        struct fleet_part *p = &s->parts[i];
+
+        if (p->two_phase || p->out || !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
-        part_drop(&s->parts[i], FLEET_UNKNOWN, 0, &why);
+        part_drop(p, FLEET_UNKNOWN, 0, &why);
         any = true;
     }
     mtx_unlock(&fc->lock);

@@ -75,11 +75,12 @@ struct fleet_part {
                        for nothing; an engine that is added again is another one */
     bool committed; /* it has committed the update, though its finish failed: the
                        engines behind it lack the version so far */
-    enum fleet_packing_state packing;     /* of handles, as sent to it in this update */
-    enum api_names names;                 /* of its parameters */
-    bool names_known;                     /* it was asked; else they are plain */
-    struct fleet_incarnation incarnation; /* when it began to be prepared; two-phase: when its first
-                                             tensors were sent, and then its finish */
+    enum fleet_packing_state packing; /* of handles, as sent to it in this update */
+    enum api_names names;             /* of its parameters */
+    bool names_known;                 /* it was asked; else they are plain */
+    struct fleet_incarnation
+        incarnation; /* when it began to be prepared, or its marker was last
+                        read; two-phase: when its first tensors were sent, and then its finish */
     char old_label[API_VERSION_MAX +
                    1]; /* the version that it reported before it was marked; "": none */
     char label[API_VERSION_MAX + 1];       /* the version that it reported last */
