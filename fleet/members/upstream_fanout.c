@@ -47,6 +47,8 @@ void upstream_fanout_keep(struct upstream_fanout **at, struct upstream_fanout **
 {
     struct upstream_fanout *f = *at;
 
+    if (f == NULL) /* it has ended */
+        return;
     upstream_loosen(upstream_ref(upstream));
     f->upstream = upstream;
     f->at = at;

@@ -79,7 +79,7 @@ static void describe_weights(const struct fleet *f, const struct upstream *u, st
 {
     (void)f;
     *out = u->why[REASON_OTHER_WEIGHTS].why;
-    if (out->code == ERR_NONE && fleet_is_alive(u))
+    if (out->code == ERR_NONE && fleet_is_alive(u) && u->have.weights.fault == FAULT_NONE)
         (void)err_set(out, ERR_UNSYNCED, "",
                       "its version is not compared with the fleet's yet: that is done when no "
                       "update is under way");

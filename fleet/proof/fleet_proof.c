@@ -32,8 +32,14 @@ int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field
                    name);
 }
 
+static void on_item(void *fc)
+{
+    fleet_proof_look(fc);
+}
+
 int fleet_proof_init(struct fleet_control *fc, struct err *e)
 {
+    fc->proof.item = (struct loop_item){.run = on_item, .arg = fc};
     if (fc->cfg.store == NULL)
         return 0;
     return proof_committed_new(&fc->proof.committed, fc->cfg.store, &fc->proof.stopping, e);
@@ -101,7 +107,7 @@ uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, 
     p->with_checksums = checksums || fc->cfg.prove == FLEET_PROVE_CHECKSUMS;
     forget_locked(p);
     mtx_unlock(&fc->lock);
-    loop_post(upstreams_loop(fc->upstreams), &fc->item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
     return wanted;
 }
 
@@ -195,7 +201,7 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     mtx_unlock(&fc->lock);
     if (read)
         fleet_proof_read_sums(p, replies);
-    loop_post(upstreams_loop(fc->upstreams), &fc->item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
 }
 
 /* requests */
@@ -294,7 +300,8 @@ static void ask(struct fleet_prover *p, enum api_query query)
 /* Nothing is known of another process, nor of one that served other weights in between. */
 static bool must_forget_locked(const struct fleet_prover *p, const struct upstream_info *info)
 {
-    return p->wanted > 0 && (!is_same_process(p, info) || (!info->synced && !info->fenced));
+    return p->wanted > 0 && (!is_same_process(p, info) || (!info->synced && !info->fenced) ||
+                             upstream_caps_of(p->upstream)->two_phase); /* since a reload */
 }
 
 /* Does it serve a version that nobody has asked it about? The end of an update asks by itself. */
@@ -306,16 +313,14 @@ static bool is_unasked_locked(const struct fleet_prover *p, const struct upstrea
            (p->wanted == 0 || !fleet_proof_is_of_version_locked(p, stats));
 }
 
-static void look_at(struct fleet_prover *p)
+static void look_at(struct fleet_prover *p, const struct fleet_stats *stats)
 {
     struct fleet_control *fc = p->fc;
     struct upstream_info info;
-    struct fleet_stats stats;
     enum api_query query = API_QUERIES;
     bool may, ends, unasked;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
-    fleet_stats(fleet_of(fc), &stats);
     mtx_lock(&fc->lock);
     if (must_forget_locked(p, &info)) {
         forget_locked(p);
@@ -331,7 +336,7 @@ static void look_at(struct fleet_prover *p)
         p->sent = query;
         p->asked = p->wanted;
     }
-    unasked = is_unasked_locked(p, &info, &stats);
+    unasked = is_unasked_locked(p, &info, stats);
     cnd_broadcast(&fc->changed); /* for fleet_proof_await */
     mtx_unlock(&fc->lock);
     if (ends)
@@ -345,9 +350,11 @@ static void look_at(struct fleet_prover *p)
 void fleet_proof_look(struct fleet_control *fc)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
+    struct fleet_stats stats;
 
+    fleet_stats(fleet_of(fc), &stats);
     for (size_t i = 0; i < all->n; i++)
-        look_at(&fleet_engine(all->items[i])->proof);
+        look_at(&fleet_engine(all->items[i])->proof, &stats);
     fleet_proof_judge(fc);
 }
 

@@ -84,7 +84,8 @@ struct fleet_provers {
     struct proof_committed *committed; /* owned; of the job; NULL: no bytes are committed here */
     atomic_bool stopping;              /* relaxed: jobs end early */
 
-    struct upstream_fanout *under_way; /* of the loop's thread */
+    struct upstream_fanout *under_way; /* of the loop's thread, and so is the next one */
+    struct loop_item item;             /* a look at proofs alone, when something has come */
 };
 
 /* fleet_proof_init, fleet_proof_fini - part of fleet_control_new and fleet_control_free.

@@ -128,7 +128,7 @@ static void read_job(void *arg)
     mtx_unlock(&fc->lock);
     if (tells)
         tell(r);
-    loop_post(upstreams_loop(fc->upstreams), &fc->item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
     reading_free(r);
 }
 
@@ -138,8 +138,12 @@ void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
     struct reading *r = calloc(1, sizeof *r);
     struct err ignored = {0};
 
-    if (r == NULL) /* it is asked again at the next look */
+    if (r == NULL) {
+        mtx_lock(&fc->lock);
+        fleet_proof_retry_locked(p);
+        mtx_unlock(&fc->lock);
         return;
+    }
     *r = (struct reading){.job = {.run = read_job, .arg = r},
                           .p = p,
                           .kind = upstream_kind(p->upstream),
@@ -157,6 +161,7 @@ void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
         return;
     mtx_lock(&fc->lock);
     p->reading = false;
+    fleet_proof_retry_locked(p);
     mtx_unlock(&fc->lock);
     reading_free(r); /* its reference is not the last one: on_reply has its own */
 }

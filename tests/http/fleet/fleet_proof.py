@@ -7,6 +7,7 @@ Usage: as fleet_control.py, vllm or sglang.
 import contextlib
 import itertools
 import json
+import signal
 import subprocess
 import threading
 
@@ -429,8 +430,28 @@ def batons_only():
         assert '"prove.unused"' in lines.read()
 
 
+def other_kind():
+    """What a reload makes a baton of is asked for no proof any more, though one was pending."""
+    path = f"{LOG}-upstreams"
+
+    def write(kind):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"{d.url},{kind}\n")
+
+    with Double(ENGINE, WHICH, "--weight-version", "a", "--world-size", RANKS) as d:
+        d.order("canary", "status", status=500, times=0)
+        write(WHICH)
+        with Server(BATON, f"{LOG}-kind", "--probe-interval", 100, "--upstream-file", path) as s:
+            until("it is asked", lambda: d.journal("canary"))
+            write("baton")
+            s.process.send_signal(signal.SIGHUP)
+            until("it is a baton", lambda: s.upstreams()[d.url]["dialect"] == "baton")
+            until("nothing is to prove", lambda: s.upstreams()[d.url]["proof"] is None)
+
+
 def main():
     batons_only()
+    other_kind()
     stops()
     first_version()
     first_tie()
