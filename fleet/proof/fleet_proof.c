@@ -317,11 +317,13 @@ static void look_at(struct fleet_prover *p, const struct fleet_stats *stats)
 {
     struct fleet_control *fc = p->fc;
     struct upstream_info info;
-    enum api_query query = API_QUERIES;
-    bool may, ends, unasked;
+    enum api_query query = API_QUERIES, sent;
+    bool may, ends, unasked, compared;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
+    sent = p->sent;
+    compared = p->compared;
     if (must_forget_locked(p, &info)) {
         forget_locked(p);
         p->wanted = 0;
@@ -337,7 +339,8 @@ static void look_at(struct fleet_prover *p, const struct fleet_stats *stats)
         p->asked = p->wanted;
     }
     unasked = is_unasked_locked(p, &info, stats);
-    cnd_broadcast(&fc->changed); /* for fleet_proof_await */
+    if (p->sent != sent || p->compared != compared) /* for fleet_proof_await */
+        cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     if (ends)
         upstream_fanout_cancel(p->fanout);

@@ -91,11 +91,18 @@ static bool can_have_marker(const struct fleet_part *p, const void *arg)
     return needs_marker(p, arg) && p->label_read;
 }
 
-static void on_marker_set(struct fleet_part *p, struct fleet_result *result, void *arg)
+/* Of one that does not name its process, failed requests count only after it got our marker: it may
+ * have been asked to wait before that. */
+static void on_marker_set(struct fleet_part *p, struct fleet_result *result, void *fc)
 {
-    (void)arg;
+    uint64_t incarnation = p->incarnation.incarnation;
+
     if (refuses_labels(result))
         return;
+    if (p->no_process_id && result_ok(result)) {
+        fleet_incarnation_of(fc, p->upstream, &p->incarnation);
+        p->incarnation.incarnation = incarnation;
+    }
     p->may_have_marker = fleet_result_may_have_run(result);
     p->label_read = false;
     if (result->outcome == FLEET_UNKNOWN)
@@ -111,6 +118,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
                              .args = &args,
                              .select = can_have_marker,
                              .on_result = on_marker_set,
+                             .arg = fc,
                              .before_bytes = true};
 
     (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
@@ -288,17 +296,18 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 
 int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct err why = {0};
     bool any = false;
 
-    (void)err_set(&why, ERR_UPSTREAM, "",
-                  "it was restarted, or was not reachable, in the middle of the update");
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
+    for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++) {
         struct fleet_part *p = &s->parts[i];
+        struct err why = {0};
 
         if (p->two_phase || p->out || !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
+        (void)err_set(&why, ERR_UPSTREAM, "",
+                      "%.200s: it was restarted, or was not reachable, in the middle of the update",
+                      upstream_name(p->upstream));
         part_drop(p, FLEET_UNKNOWN, 0, &why);
         any = true;
     }

@@ -159,5 +159,5 @@ void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, 
 bool fleet_lease_expired_locked(const struct fleet_session *s)
 {
     return fleet_session_is_open(s) && s->n_running == 0 && s->phase != UPDATE_VERIFYING &&
-           lease_timer_expired(&s->lease);
+           s->handoff == 0 && lease_timer_expired(&s->lease);
 }

@@ -116,7 +116,8 @@ void fleet_client_error(const struct err *why, struct err *e);
  * refusal, else the first failure; removed engines have no say. @e  clean; set */
 void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, struct err *e);
 
-/* fleet_lease_expired_locked - has the lease of an open update ended, with no request under way? */
+/* fleet_lease_expired_locked - has the lease of an open update ended, with no request under way? A
+ * hand-off has none. */
 bool fleet_lease_expired_locked(const struct fleet_session *s);
 
 #endif

@@ -12,7 +12,7 @@
 enum {
     TORN = -1, /* weights: of no version */
     NO_ENTRY = -1,
-    REPLY_MAX = 600
+    REPLY_MAX = 1024
 };
 
 /* What it cached was made with these; NO_ENTRY: nothing. */
