@@ -382,6 +382,39 @@ static void restart_started(void)
     probe(ENGINES - 1);
 }
 
+/* Probes of the last engine that fail once it was asked to pause, each with a good one behind it.
+ */
+static void fail_probes_while_paused(void)
+{
+    struct engine *g = &w.engines[ENGINES - 1];
+    struct err why = {0};
+
+    if (g->n_asked[API_PAUSE] == 0 || g->n_asked[API_SET_VERSION] > 0 || w.check == NULL)
+        return;
+    (void)err_set(&why, ERR_UPSTREAM_TIMEOUT, "", "slow");
+    for (int i = 0; i < FLEET_FAILURES_DOWN; i++) {
+        fleet_probe_failed(w.fleet, engine_at(w.fleet, ENGINES - 1), false, &why);
+        probe(ENGINES - 1);
+    }
+    w.check = NULL;
+}
+
+static void test_one_that_is_slow_while_it_is_paused_gets_its_tensors(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        update_begin(kinds[k]);
+        w.check = fail_probes_while_paused;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        assert_null(w.check);
+        assert_int_equal(w.engines[ENGINES - 1].n_asked[API_UPDATE_WEIGHTS], CHUNKS);
+        assert_true(fleet_serves(w.fleet, engine_at(w.fleet, ENGINES - 1)));
+        world_fini();
+    }
+}
+
 static void test_one_that_restarts_before_its_first_byte_gets_none(void **state)
 {
     static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
@@ -488,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_who_asks_after_a_version_was_shown_gets_it),
         cmocka_unit_test(test_fleet_update_survives_every_move),
         cmocka_unit_test(test_the_fleet_has_a_version_before_an_engine_resumes_with_it),
+        cmocka_unit_test(test_one_that_is_slow_while_it_is_paused_gets_its_tensors),
         cmocka_unit_test(test_one_that_restarts_before_its_first_byte_gets_none),
         cmocka_unit_test(test_an_engine_that_restarts_before_the_commit_is_fenced),
         cmocka_unit_test(test_a_version_that_no_process_has_any_more_is_an_error),
