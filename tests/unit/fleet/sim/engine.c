@@ -419,8 +419,10 @@ static void load_adapter(struct engine *g, const json_t *body, struct reply *r)
         return;
     }
     g->adapter = revision;
-    if (g->kind == UPSTREAM_SGLANG) /* its entries are known by another id */
+    if (g->kind == UPSTREAM_SGLANG) { /* its entries are known by another id, and so is held KV */
         g->caches = (struct caches){NO_ENTRY, NO_ENTRY, NO_ENTRY};
+        g->held_kv = NO_ENTRY;
+    }
     done(g, r, "");
 }
 
