@@ -7,6 +7,7 @@
 #include "tests/unit/fleet/upstream_peer.h"
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -300,6 +301,87 @@ static void test_token_shows_that_an_engine_which_hides_it_is_awake(void **state
     peer_stop(&awake);
 }
 
+/* A peer that answers GET at once, and refuses a POST when it is told to. */
+static atomic_bool was_asked, may_refuse;
+
+static void *slow_main(void *arg)
+{
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+        bool asks = n > 3 && memcmp(text, "GET", 3) == 0;
+
+        if (!asks)
+            atomic_store(&was_asked, true);
+        for (int ms = 0; !asks && ms < LONG_MS && !atomic_load(&may_refuse); ms++)
+            (void)poll(NULL, 0, 1);
+        (void)send(fd, asks ? status_ok : refusal, strlen(asks ? status_ok : refusal),
+                   MSG_NOSIGNAL);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+/* It was sent before the pause began, which may be why it failed. */
+static void test_token_that_a_pause_overtakes_says_nothing(void **state)
+{
+    struct peer slow;
+    struct upstream_info info;
+    struct world w;
+    uint64_t beat;
+
+    (void)state;
+    atomic_store(&was_asked, false);
+    atomic_store(&may_refuse, false);
+    peer_listen(&slow);
+    assert_int_equal(pthread_create(&slow.thread, NULL, slow_main, &slow), 0);
+    world_open(&w, (const char *const[N]){slow.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    for (int ms = 0; ms < LONG_MS && !atomic_load(&was_asked); ms++)
+        (void)poll(NULL, 0, 1);
+    fleet_set_still(w.fleet, &(struct fleet_still){.no_probes = true, .order = 1});
+    atomic_store(&may_refuse, true);
+    fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
+    beat = info.probe_ok_us;
+    for (int ms = 0; ms < LONG_MS && info.probe_ok_us == beat; ms++) { /* the next probe is good */
+        (void)poll(NULL, 0, 1);
+        fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
+    }
+    assert_int_equal(info.n_failures, 0);
+    world_close(&w);
+    peer_stop(&slow);
+}
+
+/* What it reports while this server has paused it is no pause by another client. */
+static void test_pause_of_this_server_is_not_held_by_others(void **state)
+{
+    static const char paused[] = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+                                 "{\"boot_id\":\"b1\",\"pause\":{\"mode\":\"keep\"},\"weights\":{"
+                                 "\"weight_version\":\"v1\"}}";
+    struct peer peer;
+    struct upstream_info info = {0};
+    struct world w;
+
+    (void)state;
+    peer_start(&peer, paused);
+    world_make(&w, (const char *const[N]){peer.url, "unix:/nowhere", "unix:/nowhere"}, 0);
+    fleet_set_still(w.fleet, &(struct fleet_still){.no_probes = true, .order = 1});
+    assert_int_equal(loop_start(w.loop, &(struct err){0}), 0);
+    await_alive(&w, 0);
+    fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
+    assert_null(info.report.held);
+    fleet_set_still(w.fleet, &(struct fleet_still){.order = 2});
+    for (int ms = 0; ms < LONG_MS && info.report.held == NULL; ms++) { /* it still is: by others */
+        (void)poll(NULL, 0, 1);
+        fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
+    }
+    assert_non_null(info.report.held);
+    world_close(&w);
+    peer_stop(&peer);
+}
+
 /* As a baton in front of engines, the last of which is fenced right before a generation probe. */
 static void *fenced_main(void *arg)
 {
@@ -433,6 +515,8 @@ int main(void)
         cmocka_unit_test(test_engine_with_another_api_is_down),
         cmocka_unit_test(test_engine_that_stops_is_down),
         cmocka_unit_test(test_lack_of_descriptors_here_counts_against_no_engine),
+        cmocka_unit_test(test_token_that_a_pause_overtakes_says_nothing),
+        cmocka_unit_test(test_pause_of_this_server_is_not_held_by_others),
         cmocka_unit_test(test_token_shows_that_an_engine_which_hides_it_is_awake),
         cmocka_unit_test(test_generation_probe_finds_an_engine_that_generates_nothing),
         cmocka_unit_test(test_baton_without_engines_is_not_down),

@@ -68,12 +68,14 @@ static void test_dirty_marker_is_no_version(void **cmocka_state)
     const struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
     bool done[FLEET_MAX] = {true, true, true, true};
+    struct upstream_error errors[UPSTREAM_ERRORS_MAX];
     struct upstream_info info;
     struct err e = {0};
 
     (void)cmocka_state;
     report_all(f, &report);
     assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    assert_int_equal(fleet_errors(f, engine_at(f, 0), errors), 1); /* its fence says it all */
     fleet_info(f, engine_at(f, 0), &info);
     assert_non_null(
         strstr(info.error.why.msg,

@@ -159,9 +159,10 @@ void check_finish(const struct engine *g, bool labelled)
     if (!is_checked(g) || !labelled || g->kind != UPSTREAM_VLLM)
         return;
     if (g->chunks == 0 || (g->chunks & world.accepted[g->target]) != world.accepted[g->target])
-        check_fail("I7: %s is told to end an update that it has not got", name_of(g));
+        check_fail("I7: %s gets the end of an update without its tensors", name_of(g));
     else if (g->lost_target == g->target)
-        check_fail("I7: %s is told to end an update of which an answer was lost", name_of(g));
+        check_fail("I7: %s gets the end of an update after an answer to its tensors was lost",
+                   name_of(g));
 }
 
 void check_resume(const struct engine *g)
