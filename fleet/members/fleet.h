@@ -279,8 +279,8 @@ void fleet_await_commit(struct fleet *f, const char *why);
  * fleet_set_updating(false), at which engines that were not confirmed do not have it:
  * fleet_begin_switch - from now on the engines in `parts` are about to have a new version. Until
  * they are confirmed they count as synced if they served the one before: what they run goes on. No
- * engine is granted a generate until it is confirmed, so that no client gets an older version than
- * one that another client has seen. Called before the first of them is told to finish.
+ * engine is granted a generate until it is confirmed, so that no client gets the old version
+ * after another client got the new one. It is called before the first of them is told to finish.
  * @parts  [n]
  * fleet_switch_version - it is the fleet's, under a new serial; the other engines do not have it.
  * Before the first engine makes a token of it that a client gets.

@@ -267,18 +267,20 @@ static void report(struct fleet_control *fc, const struct compared_one *news)
 void fleet_proof_judge(struct fleet_control *fc)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
-    struct compared *c;
-    bool applies;
+    struct compared *c = NULL;
+    bool news, applies;
 
     mtx_lock(&fc->lock);
-    c = fc->proof.judge ? calloc(1, sizeof *c) : NULL; /* without memory: at the next look */
-    if (c != NULL) {
-        fc->proof.judge = false;
-        collect_locked(fc, all, c);
-    }
+    news = fc->proof.judge;
     mtx_unlock(&fc->lock);
+    if (news)
+        c = calloc(1, sizeof *c); /* without memory: at the next look */
     if (c == NULL)
         return;
+    mtx_lock(&fc->lock);
+    fc->proof.judge = false;
+    collect_locked(fc, all, c);
+    mtx_unlock(&fc->lock);
     judge(c);
     mtx_lock(&fc->lock);
     applies = !fc->proof.judge;

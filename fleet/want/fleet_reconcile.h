@@ -41,8 +41,8 @@ enum {
 /* Work that waits for engines: a job of cfg.executor. Zeroed but for the first three members. */
 struct fleet_task {
     struct fleet_control *fc;
-    struct upstream *upstream; /* whose aspects it drives; counted while `running`. NULL: */
-    void (*work)(struct fleet_control *fc); /* what it does */
+    struct upstream *upstream; /* it drives its aspects; counted while `running`. NULL: `work` */
+    void (*work)(struct fleet_control *fc);
 
     struct job job; /* posted while `running` */
     bool running;   /* guarded by the control's lock */
