@@ -1,4 +1,4 @@
-/* fleet/members: permits of requests that came before a pause. */
+/* fleet/members: permits of requests that came before a pause, and of those that come in one. */
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
 #include "base/clock.h"
@@ -77,11 +77,40 @@ static void test_permits_of_those_aborted(void **cmocka_state)
     fleet_free(f);
 }
 
+/* Only a baton keeps back itself what arrives while it is paused. */
+static void test_generates_are_held_but_for_batons(void **cmocka_state)
+{
+    static const char *const names[] = {"u://baton", "u://vllm"};
+    const struct err none = {0};
+    struct requester a[2 * PERMITS];
+    uint64_t number;
+    bool optional;
+    struct fleet *f;
+
+    (void)cmocka_state;
+    ((struct upstream_config *)(uintptr_t)config_of("u://vllm"))->kind = UPSTREAM_VLLM;
+    ((struct upstream_config *)(uintptr_t)config_of("u://baton"))->kind = UPSTREAM_BATON;
+    f = fleet_alive_named(names, 2);
+    (void)commit(f, "v", 0, (const bool[]){true, true}, NULL);
+    number = fleet_caches_begin(f, engine_at(f, 1), CACHES_AS_BEFORE, &optional);
+    fleet_caches_end(f, engine_at(f, 1), number, &none);
+    fleet_set_still(f, &(struct fleet_still){.holds_generates = true, .order = 1});
+    for (size_t i = 0; i < 2 * PERMITS; i++)
+        assert_int_equal(acquire(f, &a[i], ""), i < PERMITS ? 0 : NO_ENGINE);
+    fleet_set_still(f, &(struct fleet_still){.order = 2});
+    for (size_t i = 0; i < 2 * PERMITS; i++) {
+        assert_int_equal(a[i].got, i >= PERMITS);
+        fleet_permit_release(f, &a[i].ticket);
+    }
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_permits_of_those_before_the_line),
         cmocka_unit_test(test_permits_of_those_aborted),
+        cmocka_unit_test(test_generates_are_held_but_for_batons),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

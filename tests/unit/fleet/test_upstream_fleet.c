@@ -86,34 +86,6 @@ static void test_queues_have_separate_permits(void **cmocka_state)
     fleet_free(f);
 }
 
-/* Only a baton keeps back itself what arrives while it is paused. */
-static void test_generates_are_held_but_for_batons(void **cmocka_state)
-{
-    static const char *const names[] = {"u://baton", "u://vllm"};
-    const struct err none = {0};
-    struct requester a[2 * PERMITS];
-    uint64_t number;
-    bool optional;
-    struct fleet *f;
-
-    (void)cmocka_state;
-    ((struct upstream_config *)(uintptr_t)config_of("u://vllm"))->kind = UPSTREAM_VLLM;
-    ((struct upstream_config *)(uintptr_t)config_of("u://baton"))->kind = UPSTREAM_BATON;
-    f = fleet_alive_named(names, 2);
-    (void)commit(f, "v", 0, (const bool[]){true, true}, NULL);
-    number = fleet_caches_begin(f, engine_at(f, 1), CACHES_AS_BEFORE, &optional);
-    fleet_caches_end(f, engine_at(f, 1), number, &none);
-    fleet_set_still(f, &(struct fleet_still){.holds_generates = true, .order = 1});
-    for (size_t i = 0; i < 2 * PERMITS; i++)
-        assert_int_equal(acquire(f, &a[i], ""), i < PERMITS ? 0 : NO_ENGINE);
-    fleet_set_still(f, &(struct fleet_still){.order = 2});
-    for (size_t i = 0; i < 2 * PERMITS; i++) {
-        assert_int_equal(a[i].got, i >= PERMITS);
-        fleet_permit_release(f, &a[i].ticket);
-    }
-    fleet_free(f);
-}
-
 static void test_session_keeps_its_engine_within_its_share(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(N);
@@ -805,7 +777,6 @@ int main(void)
         cmocka_unit_test(test_permit_acquire_takes_the_least_loaded_in_turn),
         cmocka_unit_test(test_permit_acquire_queues_in_order_then_is_overloaded),
         cmocka_unit_test(test_queues_have_separate_permits),
-        cmocka_unit_test(test_generates_are_held_but_for_batons),
         cmocka_unit_test(test_session_keeps_its_engine_within_its_share),
         cmocka_unit_test(test_permit_acquire_avoids_the_failed_engine),
         cmocka_unit_test(test_failures_take_an_engine_down_and_a_probe_restores_it),
