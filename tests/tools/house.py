@@ -41,8 +41,8 @@ def table_lines(text):
         if is_row is None:
             if re.match(r"#define \w+\(X\).*\\$", line):
                 is_row = lambda row: row.endswith("\\")
-            elif re.match(r"(?!#).*\bconst\b.*\[\w*\] = \{.*[^;]$", line):
-                is_row = lambda row: not row.endswith("};")
+            elif "};" not in line and re.match(r"(?!#).*\bconst\b.*\[\w*\] = \{", line):
+                is_row = lambda row: "};" not in row
             continue
         n += 1
         if not is_row(line):
