@@ -121,12 +121,12 @@ json_t *update_json(const struct update_info *info)
 {
     return with_senders(
         json_pack(
-            "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
+            "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
             "s:I, "
             "s:o, s:I, s:o, "
             "s:o, s:s?, s:I, s:o, s:o, s:o}",
             "update_id", info->id, "phase", update_phase_name(info->phase), "coverage",
-            coverage(info), "mode", "staged", "placement",
+            coverage(info), "placement",
             info->sharded || info->by_owner ? "sharded" : "replicated", "partial",
             (int)info->partial, "weight_version",
             info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",

@@ -60,22 +60,6 @@ int update_source_of(const char **out, const json_t *body, struct err *e)
     return 0;
 }
 
-int mode_from_body(const json_t *body, struct err *e)
-{
-    const char *mode = "staged";
-
-    if (body_str(&mode, body, "", "mode", e) != 0)
-        return -1;
-    if (strcmp(mode, "staged") == 0)
-        return 0;
-    if (strcmp(mode, "in_place") == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/mode",
-                       "mode 'in_place' was removed: if two versions do not fit into memory, sleep "
-                       "at level 2 first, which drops the served one, and send a whole update");
-    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not supported, expected staged",
-                   mode);
-}
-
 int placement_from_body(bool *sharded, const json_t *body, struct err *e)
 {
     const char *text = NULL;

@@ -25,10 +25,6 @@ int update_id_parse(const char **id, const json_t *body, struct err *e);
  * Errors: ERR_BAD_REQUEST: none, several, or a member that belongs to another source. */
 int update_source_of(const char **out, const json_t *body, struct err *e);
 
-/* mode_from_body - check `mode` of a start: only "staged" is accepted. Errors: ERR_BAD_REQUEST
- * at /mode. */
-int mode_from_body(const json_t *body, struct err *e);
-
 /* placement_from_body - read `placement`: "replicated" or "sharded". @sharded  unchanged if
  * absent. Errors: ERR_BAD_REQUEST at /placement. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);

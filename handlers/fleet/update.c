@@ -52,7 +52,7 @@ static int start_parse(struct fleet_update_request *out, const json_t *body, str
     const char *label = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
 
-    if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
+    if (body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&out->partial, body, "", "partial", e) != 0 ||
         placement_from_body(&out->sharded, body, e) != 0 ||
         selector_from_body(&out->selector, body, e) != 0 ||

@@ -18,9 +18,9 @@
 
 enum { REASON_MAX = 200 };
 
-const char *const update_start_members[] = {"mode",     "weight_version", "partial",
-                                            "convert",  "lease_s",        "placement",
-                                            "selector", "trainer_ranks",  NULL};
+const char *const update_start_members[] = {"weight_version", "partial",   "convert",
+                                            "lease_s",        "placement", "selector",
+                                            "trainer_ranks",  NULL};
 const char *const update_verify_members[] = {"update_id", "checksums", NULL};
 const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
 const char *const update_abort_members[] = {"update_id", "reason", NULL};
@@ -31,7 +31,7 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
     const char *label = NULL, *selector = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT, trainer_ranks = 0;
 
-    if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
+    if (body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&req->partial, body, "", "partial", e) != 0 ||
         body_bool(&req->convert, body, "", "convert", e) != 0 ||
         placement_from_body(&req->sharded, body, e) != 0 ||

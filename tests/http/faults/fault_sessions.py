@@ -150,7 +150,7 @@ def finish_wrong_sum(w):
 
 def bad_start(w):
     members, culprit = w.rng.choice([
-        ({"mode": "in_place"}, "/mode"), ({"mode": 1}, "/mode"), ({"lease_s": 0}, "/lease_s"),
+        ({"mode": "staged"}, "/mode"), ({"lease_s": 0}, "/lease_s"),
         ({"lease_s": 3601}, "/lease_s"), ({"lease_s": -1}, "/lease_s"), ({"lease_s": 1.5}, "/lease_s"),
         ({"lease_s": 10**30}, ""), ({"lease_s": "60"}, "/lease_s"), ({"partial": "yes"}, "/partial"),
         ({"weight_version": ""}, "/weight_version"), ({"weight_version": "x" * 300}, "/weight_version"),

@@ -243,7 +243,7 @@ def whole_session(f):
     refused(f, 400, "POST", "/v1/update_weights", dict(f.tensors(), partial=True, **mine))
     refused(f, 400, "POST", "/v1/update_weights", dict(f.tensors(), names=["a"], **mine))
     refused(f, 400, "POST", "/v1/update_weights", mine)
-    refused(f, 400, "POST", "/v1/update_weights/start", {"mode": "in_place"})
+    refused(f, 400, "POST", "/v1/update_weights/start", {"mode": "staged"})
     for i in range(2):
         assert f.front.post("/v1/update_weights", dict(f.part(i), **mine))["phase"] == "receiving"
     assert f.front.post("/v1/update_weights/verify", mine)["phase"] == "verified"

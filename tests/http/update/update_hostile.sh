@@ -115,10 +115,7 @@ for _ in 1 2 3; do
   same .error.code insufficient_staging
 done
 untouched 1 step-0
-# ... but by dropping what serves first, which is what stands in for in_place.
-post 400 /v1/update_weights/start '{"mode": "in_place"}'
-same .error.param /mode
-has "sleep at level 2"
+# ... but by dropping what serves first.
 post 200 /v1/sleep '{"level": 2}'
 post 200 /v1/update_weights/start '{}'
 id=$(jq --raw-output .update_id "$WORK/body")
