@@ -2,7 +2,7 @@
 #include "server/serve_fleet.h"
 
 #include "base/log.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/fleet_root.h"

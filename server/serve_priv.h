@@ -8,7 +8,7 @@
 #include "control/life.h"
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "handlers/app.h"
 #include "handlers/status/events_poll.h"
 #include "memory/device_list.h"

@@ -5,7 +5,7 @@
 
 #include "base/json_parse.h"
 #include "base/utf8.h"
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
 #include "weights/tensor_list.h"
 
 #include <assert.h>

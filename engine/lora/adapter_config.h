@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/names.h"
 #include "engine/lora/adapter_pattern.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <stdbool.h>
 #include <stddef.h>

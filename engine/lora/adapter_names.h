@@ -3,7 +3,7 @@
 #define BATON_ENGINE_LORA_ADAPTER_NAMES_H
 
 #include "engine/lora/adapter.h"
-#include "engine/model/model_tensors.h"
+#include "weights/model/model_tensors.h"
 
 enum adapter_name_kind {
     ADAPTER_NAME_HALF,    /* A or B of a module of this model */

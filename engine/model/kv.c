@@ -2,7 +2,7 @@
  * was freed last is taken first, because its pages exist. */
 #include "engine/model/kv.h"
 
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <assert.h>
 #include <errno.h>

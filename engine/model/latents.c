@@ -4,7 +4,7 @@
 #include "engine/model/latents.h"
 
 #include "engine/kernels/linear.h"
-#include "engine/model/model_tensors.h"
+#include "weights/model/model_tensors.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

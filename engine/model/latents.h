@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "engine/kernels/compute.h"
 #include "engine/kernels/kernels.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "weights/model_spec.h"
 #include "weights/store/store.h"
 

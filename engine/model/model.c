@@ -10,7 +10,8 @@
 #include "engine/lora/adapter_apply.h"
 #include "engine/model/experts.h"
 #include "engine/model/latents.h"
-#include "engine/model/model_tensors.h"
+#include "weights/model/model_tensors.h"
+#include "weights/model/rope.h"
 
 #include <assert.h>
 #include <inttypes.h>

@@ -8,7 +8,7 @@
 #include "engine/kernels/compute.h"
 #include "engine/lora/adapter.h"
 #include "engine/model/kv.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "weights/store/store.h"
 
 #include <pthread.h>

@@ -2,7 +2,7 @@
 #ifndef BATON_ENGINE_MODEL_ROUTER_H
 #define BATON_ENGINE_MODEL_ROUTER_H
 
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <stdint.h>
 

@@ -3,7 +3,7 @@
 #define BATON_ENGINE_SCHEDULER_EMBEDDED_H
 
 #include "engine/engine.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 struct tokenizer;
 

@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "engine/generation.h"
 #include "engine/model/kv.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "engine/sampler/token_counts.h"
 #include "engine/sampler/token_selector.h"
 #include "text/tokenizer.h"

@@ -31,7 +31,7 @@
 #define BATON_HANDLERS_BATCH_REPLAY_LAYOUT_H
 
 #include "base/err.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <jansson.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* Parses the body of POST /v1/completions; the prompts and sampling members of other routes too. */
 #include "handlers/generate/completions_priv.h"
 
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/routed_experts.h"

@@ -1,5 +1,5 @@
 /* config.json, and after the first NUL byte (if there is one) generation_config.json. */
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <assert.h>
 #include <math.h>

@@ -3,7 +3,7 @@
 #ifndef BATON_TESTS_RANDOM_MODEL_H
 #define BATON_TESTS_RANDOM_MODEL_H
 
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "weights/store/store.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
 #include "tests/unit/engine/engine_jobs.h"
 
 #include "base/clock.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "engine/scheduler/embedded.h"
 #include "text/tokenizer.h"
 #include "transport/file.h"

@@ -1,5 +1,5 @@
 #include "engine/model/kv.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "tests/unit/engine/kv_taken.h"
 
 #include <setjmp.h>

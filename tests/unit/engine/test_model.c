@@ -5,6 +5,7 @@
 #include "engine/model/model.h"
 
 #include "base/clock.h"
+#include "weights/model/rope.h"
 
 #include <math.h>
 #include <setjmp.h>

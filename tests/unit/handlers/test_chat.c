@@ -1,5 +1,5 @@
 /* /v1/chat/completions with a real tokenizer, a template and a fake engine. */
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/chat_parse.h"
 #include "tests/fakes/data_plane.h"

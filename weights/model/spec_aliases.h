@@ -1,9 +1,9 @@
 /* Inside the model spec: the other names that trainers and engines use for the same bytes. */
-#ifndef BATON_ENGINE_MODEL_SPEC_ALIASES_H
-#define BATON_ENGINE_MODEL_SPEC_ALIASES_H
+#ifndef BATON_WEIGHTS_MODEL_SPEC_ALIASES_H
+#define BATON_WEIGHTS_MODEL_SPEC_ALIASES_H
 
 #include "base/err.h"
-#include "engine/model/model_tensors.h"
+#include "weights/model/model_tensors.h"
 #include "weights/model_spec.h"
 
 #include <stdint.h>

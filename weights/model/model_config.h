@@ -1,7 +1,7 @@
 /* config.json of a Hugging Face model directory, and the model spec that follows from it. What is
  * not supported is refused with the key that is the reason. */
-#ifndef BATON_ENGINE_MODEL_MODEL_CONFIG_H
-#define BATON_ENGINE_MODEL_MODEL_CONFIG_H
+#ifndef BATON_WEIGHTS_MODEL_MODEL_CONFIG_H
+#define BATON_WEIGHTS_MODEL_MODEL_CONFIG_H
 
 #include "base/err.h"
 #include "weights/model_spec.h"

@@ -1,5 +1,5 @@
 /* Reading members of config.json. */
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
 
 #include <math.h>
 #include <stdio.h>

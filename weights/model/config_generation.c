@@ -1,6 +1,6 @@
 /* generation_config.json: the author's default sampling parameters. Only the members that vLLM uses
  * are read; the others (do_sample, num_beams, ...) have no effect in vLLM either. */
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
 
 #include <float.h>
 

@@ -1,6 +1,6 @@
 /* The mixture of experts of config.json: which layers are sparse, how many experts they have, and
  * how a token's experts are chosen and weighted. */
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
 
 #include <float.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The tensors that an update must bring for a model that another engine runs. That engine may
  * support models and dtypes that ours does not; then only the stored tensors are known. */
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * same for all, but for experts (config_experts.c) and latent attention (config_latents.c). A new
  * dense architecture is a new row; what a row cannot express is refused by key.
  */
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
 
 #include "base/file.h"
 #include "base/json_parse.h"

@@ -1,5 +1,5 @@
 /* What decides which tensors a model has: the ties of config.json; memory that runs out. */
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 #include "tests/unit/failing_alloc.h"
 #include "weights/model_spec.h"
 

@@ -1,9 +1,9 @@
 /* Inside the model's config: reading members of config.json, with errors that name the key. */
-#ifndef BATON_ENGINE_MODEL_CONFIG_MEMBERS_H
-#define BATON_ENGINE_MODEL_CONFIG_MEMBERS_H
+#ifndef BATON_WEIGHTS_MODEL_CONFIG_MEMBERS_H
+#define BATON_WEIGHTS_MODEL_CONFIG_MEMBERS_H
 
 #include "base/err.h"
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <jansson.h>
 #include <stdbool.h>

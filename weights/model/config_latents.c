@@ -1,6 +1,6 @@
 /* The latent attention of config.json (MLA of DeepSeek-V3): keys that transformers reads, with its
  * meaning of an absent or null one. */
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
 
 #include <stdio.h>
 

@@ -1,9 +1,9 @@
 /* The tensors of a decoder by their Hugging Face names: one list for the model spec, which promises
  * them, and for the forward pass, which reads them. */
-#ifndef BATON_ENGINE_MODEL_MODEL_TENSORS_H
-#define BATON_ENGINE_MODEL_MODEL_TENSORS_H
+#ifndef BATON_WEIGHTS_MODEL_MODEL_TENSORS_H
+#define BATON_WEIGHTS_MODEL_MODEL_TENSORS_H
 
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <stdbool.h>
 #include <stdint.h>

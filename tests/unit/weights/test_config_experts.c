@@ -1,5 +1,5 @@
 /* Mixtures of experts: what config.json may say, and the tensors that follow from it. */
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <jansson.h>
 #include <setjmp.h>

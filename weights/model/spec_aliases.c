@@ -1,5 +1,5 @@
 /* The other names of a model's tensors. */
-#include "engine/model/spec_aliases.h"
+#include "weights/model/spec_aliases.h"
 
 #include <assert.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* The model spec of a model: a name, a shape and a dtype for each row of LAYER_TENSORS and each
  * layer, and for each expert. */
-#include "engine/kernels/attention.h"
-#include "engine/model/model_tensors.h"
-#include "engine/model/spec_aliases.h"
+#include "weights/model/model_tensors.h"
+#include "weights/model/rope.h"
+#include "weights/model/spec_aliases.h"
 
 #include <assert.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
  *
  * A file that has both is read only if both say the same: transformers 5 takes rope_scaling whole
  * and drops rope_parameters, its rope_theta too, and older readers know rope_scaling alone. */
-#include "engine/kernels/attention.h"
-#include "engine/model/config_members.h"
+#include "weights/model/config_members.h"
+#include "weights/model/rope.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "engine/model/model_config.h"
+#include "weights/model/model_config.h"
 
 #include <fcntl.h>
 #include <jansson.h>
