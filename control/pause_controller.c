@@ -4,9 +4,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/admission.h"
+#include "control/engine.h"
 #include "control/generations.h"
 #include "control/life.h"
-#include "engine/engine.h"
 #include "weights/update/update.h"
 
 #include <assert.h>

@@ -5,8 +5,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/admission.h"
+#include "control/engine.h"
 #include "control/generations.h"
-#include "engine/engine.h"
 #include "weights/store/leases.h"
 
 static int sleep_check(struct pause_controller *g, unsigned tags, enum lifecycle_call weights,

@@ -9,7 +9,7 @@
 #define BATON_ENGINE_GENERATION_H
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,8 +17,8 @@
 struct gen_record_cfg {
     uint32_t n_tokens_max; /* output tokens, >= 1 */
     uint32_t n_prompt;
-    int32_t logprobs;        /* as gen_params */
-    int32_t prompt_logprobs; /* as gen_params; -1: no prompt entries */
+    int32_t logprobs;                            /* as gen_params */
+    int32_t prompt_logprobs;                     /* as gen_params; -1: no prompt entries */
     uint32_t n_route_layers, n_routes_per_token; /* 0: no routes */
 };
 

@@ -5,7 +5,7 @@
 
 #include "base/err.h"
 #include "base/jobs/workers.h"
-#include "engine/engine.h"
+#include "control/engine.h"
 #include "handlers/settings.h"
 #include "http/http_request.h"
 #include "http/server/http_server.h"

@@ -4,10 +4,10 @@
  */
 #include "base/clock.h"
 #include "control/admission.h"
+#include "control/engine.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
-#include "engine/engine.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"

@@ -2,7 +2,7 @@
 #ifndef BATON_HANDLERS_SETTINGS_H
 #define BATON_HANDLERS_SETTINGS_H
 
-#include "engine/engine.h"
+#include "control/engine.h"
 
 #include <stdbool.h>
 #include <stddef.h>

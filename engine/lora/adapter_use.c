@@ -1,7 +1,7 @@
 /* A count around a pin of the registry. */
 #include "engine/lora/adapter_use.h"
 
-#include "engine/engine.h"
+#include "engine/gen.h"
 
 #include <assert.h>
 #include <stdatomic.h>

@@ -9,7 +9,7 @@
 #define BATON_ENGINE_SAMPLER_SAMPLER_H
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "engine/sampler/sampler_row.h"
 #include "engine/sampler/token_counts.h"
 
@@ -26,8 +26,8 @@ struct sampler_draw {
     const struct gen_params *params;   /* borrowed; temperature, top_p, top_k, min_p, penalties,
                                           logits_processor (without its bad words), seed */
     const struct token_counts *counts; /* borrowed; NULL: nothing to penalise */
-    uint64_t index;                  /* of the output token: 0, 1, ... */
-    const uint32_t *masked;          /* [n_masked] ids that must not come, below row->n */
+    uint64_t index;                    /* of the output token: 0, 1, ... */
+    const uint32_t *masked;            /* [n_masked] ids that must not come, below row->n */
     uint32_t n_masked;
 };
 

@@ -4,7 +4,7 @@
 #ifndef BATON_ENGINE_SAMPLER_SAMPLER_ROW_H
 #define BATON_ENGINE_SAMPLER_SAMPLER_ROW_H
 
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "engine/kernels/kernels.h"
 
 #include <stdbool.h>

@@ -4,7 +4,7 @@
 #define BATON_ENGINE_SAMPLER_TOKEN_SELECTOR_H
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "engine/kernels/compute.h"
 #include "engine/sampler/sampler.h"
 

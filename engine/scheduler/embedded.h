@@ -2,7 +2,7 @@
 #ifndef BATON_ENGINE_SCHEDULER_EMBEDDED_H
 #define BATON_ENGINE_SCHEDULER_EMBEDDED_H
 
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "weights/model/model_config.h"
 
 struct tokenizer;

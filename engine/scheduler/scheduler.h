@@ -17,7 +17,7 @@
 #define BATON_ENGINE_SCHEDULER_SCHEDULER_H
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "engine/model/kv.h"
 #include "engine/model/model.h"
 #include "engine/scheduler/free_queue.h"
@@ -29,9 +29,9 @@
 struct scheduler;
 
 struct scheduler_cfg {
-    struct store *store;     /* borrowed */
-    struct model *model;     /* borrowed; made for n_rows_max rows; its threads choose tokens too */
-    struct kv_pool *kv;      /* borrowed */
+    struct store *store; /* borrowed */
+    struct model *model; /* borrowed; made for n_rows_max rows; its threads choose tokens too */
+    struct kv_pool *kv;  /* borrowed */
     struct free_queue *free_queue; /* borrowed */
     uint32_t vocab_size;
     uint32_t n_running_max; /* 1..n_rows_max, so that a prefill always gets a row */

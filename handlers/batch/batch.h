@@ -43,7 +43,7 @@
 #define BATON_HANDLERS_BATCH_BATCH_H
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -8,7 +8,7 @@
 #define BATON_HANDLERS_GENERATE_COMPLETION_TEXT_H
 
 #include "base/buf.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "text/tokenizer.h"
 
 #include <stdbool.h>

@@ -7,7 +7,7 @@
 #define BATON_HANDLERS_GENERATE_GENERATE_PARAMS_H
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "text/tokenizer.h"
 
 #include <jansson.h>

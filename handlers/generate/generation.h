@@ -20,7 +20,7 @@
 #include "base/mtx.h"
 #include "control/admission.h"
 #include "control/generations.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "handlers/app.h"
 #include "handlers/generate/generate_params.h"
 #include "http/http_request.h"

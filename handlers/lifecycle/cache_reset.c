@@ -1,7 +1,7 @@
 /* reset_cache: there is no cache of ended generations; on request, also drops the KV of
  * generations that run or are frozen. */
+#include "control/engine.h"
 #include "control/pause_controller.h"
-#include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"

@@ -1,9 +1,9 @@
 /* Flush the cache, for clients that call this before an update to make sure that the server is
  * idle: refused while generations run or wait. While generation is paused, no waiting generation
  * starts, and frozen ones compute their KV again, so then it is allowed. */
+#include "control/engine.h"
 #include "control/generations.h"
 #include "control/pause_controller.h"
-#include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/control_plane.h"
 

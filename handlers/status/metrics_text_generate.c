@@ -2,8 +2,8 @@
 #include "handlers/status/metrics_text_priv.h"
 
 #include "control/admission.h"
+#include "control/engine.h"
 #include "control/lora_loads.h"
-#include "engine/engine.h"
 #include "engine/lora/adapters.h"
 
 static void put_lora_loads(struct lora_loads *loads, struct buf *out)

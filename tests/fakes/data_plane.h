@@ -5,7 +5,7 @@
 
 #include "base/mtx.h"
 #include "control/life.h"
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "engine/generation.h"
 #include "handlers/app.h"
 #include "handlers/route.h"

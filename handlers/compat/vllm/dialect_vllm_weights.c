@@ -5,6 +5,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/update_members.h"
+#include "weights/tensor_list.h"
 
 #include <assert.h>
 #include <stdio.h>

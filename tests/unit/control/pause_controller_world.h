@@ -6,10 +6,10 @@
 #include "tests/unit/weights_fixture.h"
 
 #include "control/admission.h"
+#include "control/engine.h"
 #include "control/generations.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
-#include "engine/engine.h"
 
 #include <unistd.h>
 

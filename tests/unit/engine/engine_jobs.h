@@ -2,7 +2,7 @@
 #ifndef BATON_TESTS_ENGINE_JOBS_H
 #define BATON_TESTS_ENGINE_JOBS_H
 
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "engine/lora/adapter_use.h"
 
 #include <assert.h>

@@ -1,5 +1,5 @@
 /* Batches of rollouts: where every value of a small batch lies, and which requests are refused. */
-#include "engine/engine.h"
+#include "engine/gen.h"
 #include "handlers/batch/batch.h"
 #include "tests/unit/failing_alloc.h"
 #include "weights/safetensors.h"

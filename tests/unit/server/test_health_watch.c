@@ -3,8 +3,8 @@
 
 #include "base/clock.h"
 #include "base/mtx.h"
+#include "control/engine.h"
 #include "control/life.h"
-#include "engine/engine.h"
 #include "handlers/app.h"
 #include "tests/unit/http_client.h"
 
