@@ -35,7 +35,6 @@
     X(OPERATION_UPDATE_DELETE, CALL_UPDATE_ABORT)                                                  \
     X(OPERATION_UPDATE_ZMQ, CALL_GENERATE)                                                         \
     X(OPERATION_COMMIT_RESUME, CALL_RESUME)                                                        \
-    X(OPERATION_COMMIT_OPEN, CALL_UPDATE_FINISH)                                                   \
     X(OPERATION_TENSOR_LIST_PUT, CALL_GENERATE)                                                    \
     X(OPERATION_WEIGHTS_LIST, CALL_GENERATE)                                                       \
     X(OPERATION_WEIGHTS_DIFF, CALL_GENERATE)                                                       \

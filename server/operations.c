@@ -46,7 +46,6 @@
     X(OPERATION_UPDATE_DELETE, handle_update_delete, NULL)                                         \
     X(OPERATION_UPDATE_ZMQ, handle_update_zmq, NULL)                                               \
     X(OPERATION_COMMIT_RESUME, handle_commit_resume, NULL)                                         \
-    X(OPERATION_COMMIT_OPEN, handle_commit_open, NULL)                                             \
     X(OPERATION_TENSOR_LIST_PUT, handle_tensor_list_put, NULL)                                     \
     X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
     X(OPERATION_WEIGHTS_DIFF, handle_weights_diff, NULL)                                           \
@@ -122,7 +121,6 @@
     X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                 \
     X(OPERATION_UPDATE_ZMQ, EXECUTOR_FLEET, fleet_update_zmq, false)                               \
     X(OPERATION_COMMIT_RESUME, EXECUTOR_URGENT, handle_fleet_commit_resume, false)                 \
-    X(OPERATION_COMMIT_OPEN, EXECUTOR_FLEET, handle_fleet_commit_open, false)                      \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_DIFF, EXECUTOR_LOOP, fleet_not_answered, false)                            \
@@ -187,19 +185,18 @@ static const enum lifecycle_call calls[OPERATION_COUNT] = {
 
 /* Operations on the weights that this server received for its upstreams. */
 static const bool staged[OPERATION_COUNT] = {
-    [OPERATION_RANKS] = true,           [OPERATION_UPDATE_START] = true,
-    [OPERATION_UPDATE] = true,          [OPERATION_UPDATE_VERIFY] = true,
-    [OPERATION_UPDATE_FINISH] = true,   [OPERATION_UPDATE_ABORT] = true,
-    [OPERATION_UPDATE_RENEW] = true,    [OPERATION_UPDATE_GET] = true,
-    [OPERATION_UPDATE_DELETE] = true,   [OPERATION_UPDATE_ZMQ] = true,
-    [OPERATION_COMMIT_RESUME] = true,   [OPERATION_COMMIT_OPEN] = true,
-    [OPERATION_TENSOR_LIST_PUT] = true, [OPERATION_WEIGHTS_LIST] = true,
-    [OPERATION_WEIGHTS_DIFF] = true,    [OPERATION_WEIGHTS_GET] = true,
-    [OPERATION_WEIGHTS_CHECK] = true,   [OPERATION_WEIGHT_VALUES] = true,
-    [OPERATION_HANDLES_GET] = true,     [OPERATION_HANDLES_RENEW] = true,
-    [OPERATION_HANDLES_DELETE] = true,  [OPERATION_PREFLIGHT] = true,
-    [OPERATION_TRANSFER_INIT] = true,   [OPERATION_TRANSFER_GET] = true,
-    [OPERATION_TRANSFER_DELETE] = true,
+    [OPERATION_RANKS] = true,         [OPERATION_UPDATE_START] = true,
+    [OPERATION_UPDATE] = true,        [OPERATION_UPDATE_VERIFY] = true,
+    [OPERATION_UPDATE_FINISH] = true, [OPERATION_UPDATE_ABORT] = true,
+    [OPERATION_UPDATE_RENEW] = true,  [OPERATION_UPDATE_GET] = true,
+    [OPERATION_UPDATE_DELETE] = true, [OPERATION_UPDATE_ZMQ] = true,
+    [OPERATION_COMMIT_RESUME] = true, [OPERATION_TENSOR_LIST_PUT] = true,
+    [OPERATION_WEIGHTS_LIST] = true,  [OPERATION_WEIGHTS_DIFF] = true,
+    [OPERATION_WEIGHTS_GET] = true,   [OPERATION_WEIGHTS_CHECK] = true,
+    [OPERATION_WEIGHT_VALUES] = true, [OPERATION_HANDLES_GET] = true,
+    [OPERATION_HANDLES_RENEW] = true, [OPERATION_HANDLES_DELETE] = true,
+    [OPERATION_PREFLIGHT] = true,     [OPERATION_TRANSFER_INIT] = true,
+    [OPERATION_TRANSFER_GET] = true,  [OPERATION_TRANSFER_DELETE] = true,
 };
 
 bool operation_is_embedded(const struct app *app, enum operation op)

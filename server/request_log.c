@@ -176,7 +176,6 @@ static bool is_update(const struct route *route)
     case OPERATION_UPDATE_DELETE:
     case OPERATION_UPDATE_ZMQ:
     case OPERATION_COMMIT_RESUME:
-    case OPERATION_COMMIT_OPEN:
         return true;
     default:
         return false;

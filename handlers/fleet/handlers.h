@@ -31,7 +31,6 @@ int handle_fleet_update_renew(struct app *app, struct http_request *x, struct er
 int handle_fleet_update_get(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct err *e);
-int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e);

@@ -14,22 +14,6 @@
 #include "handlers/update_members.h"
 #include "weights/store/store.h"
 
-int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err *e)
-{
-    struct fleet_session *s = NULL;
-    int rc = fleet_commit_open_update(app->fleet->control, "", &s, e);
-
-    if (rc != 0)
-        reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
-    else
-        reply_json(x, 200,
-                   json_pack("{s:b, s:o, s:o}", "committed", s != NULL, "weight_version",
-                             s != NULL ? json_string(s->label) : json_null(), "serial",
-                             s != NULL ? json_integer((json_int_t)s->serial) : json_null()));
-    fleet_unref(app->fleet->control, s);
-    return 0;
-}
-
 /* Another name for the version that this server keeps for its upstreams. */
 struct staged_label {
     struct app *app;

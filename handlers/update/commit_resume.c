@@ -96,27 +96,6 @@ static void on_finished_resume(void *arg, const struct update_info *info, const 
         resume_run(r);
 }
 
-static json_t *committed_json(const struct update_info *info)
-{
-    bool some = info->phase == UPDATE_COMMITTED;
-
-    return json_pack("{s:b, s:o, s:o}", "committed", (int)some, "weight_version",
-                     some ? json_string(info->label) : json_null(), "serial",
-                     some ? json_integer((json_int_t)info->serial) : json_null());
-}
-
-static void on_finished_reply(void *arg, const struct update_info *info, const struct err *e)
-{
-    struct finish_request *r = arg;
-
-    update_note_end(r->x, info, e);
-    if (e->code != ERR_NONE)
-        reply_error(r->x, e, update_details(info));
-    else
-        reply_json(r->x, 200, committed_json(info));
-    free(r);
-}
-
 static int finish_request_new(struct finish_request **out, struct app *app, struct http_request *x,
                               struct err *e)
 {
@@ -148,17 +127,4 @@ int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
     (void)resume(app, &was_paused, &epoch, &ignored);
     reply_not_committed(x, &why, NULL);
     return 0;
-}
-
-int handle_commit_open(struct app *app, struct http_request *x, struct err *e)
-{
-    struct finish_request *r;
-
-    if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        finish_request_new(&r, app, x, e) != 0)
-        return -1;
-    if (updates_commit_auto(app->weights->updates, on_finished_reply, r, e) == 0)
-        return 0;
-    free(r);
-    return -1;
 }

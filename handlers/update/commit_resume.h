@@ -15,9 +15,4 @@
  * Answers as handle_resume, or with the error of the update. */
 int handle_commit_resume(struct app *app, struct http_request *x, struct err *e);
 
-/* handle_commit_open - only the commit. The reply is {"committed": bool, "weight_version",
- * "serial"} of the update that was open. Without an open update it is no error and the two are
- * null: a complete update was committed before. */
-int handle_commit_open(struct app *app, struct http_request *x, struct err *e);
-
 #endif

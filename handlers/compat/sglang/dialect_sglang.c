@@ -20,9 +20,6 @@ const char *const sglang_distributed_members[] = {
     "weight_version", "load_format", "torch_empty_cache",
     "selector",       NULL};
 const char *const sglang_begin_members[] = {"selector", NULL};
-const char *const sglang_one_tensor_members[] = {
-    "name",           "dtype",       "shape",    "names", "group_name", "abort_all_requests",
-    "weight_version", "flush_cache", "selector", NULL};
 const char *const sglang_disk_members[] = {
     "model_path", "load_format",       "abort_all_requests", "weight_version",
     "is_async",   "torch_empty_cache", "keep_pause",         "recapture_cuda_graph",
@@ -164,50 +161,6 @@ int sglang_distributed_request(json_t **body, const struct http_request *x, stru
     json_decref(*body);
     *body = made;
     return 0;
-}
-
-const struct dialect_member sglang_one_tensor_pairs[] = {{"name", "names/0"},
-                                                         {"dtype", "dtypes/0"},
-                                                         {"shape", "shapes/0"},
-                                                         {"abort_all_requests", "abort_requests"},
-                                                         {0}};
-
-/* One tensor per request, the form of older SGLang. */
-int sglang_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {{"group_name", "group_name"},
-                                                    {"weight_version", "weight_version"},
-                                                    {"abort_all_requests", "abort_requests"},
-                                                    {"selector", "selector"},
-                                                    {0}};
-    static const struct dialect_member lists[] = {
-        {"name", "names"}, {"dtype", "dtypes"}, {"shape", "shapes"}, {0}};
-    json_t *made = NULL;
-
-    (void)x;
-    for (const struct dialect_member *m = lists; m->theirs != NULL; m++)
-        if (body_required(*body, "", m->theirs, e) != 0)
-            return -1;
-    if (body_given(*body, "names") != NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/names",
-                       "'name' and 'names' are both given; send one of them");
-    if (dialect_select_members(&made, *body, members, e) != 0)
-        return -1;
-    for (const struct dialect_member *m = lists; m->theirs != NULL; m++) {
-        json_t *one = json_pack("[O]", json_object_get(*body, m->theirs));
-
-        if (dialect_set(made, m->ours, one, e) != 0)
-            goto err_free;
-    }
-    if (dialect_set(made, "transport", json_string("nccl"), e) != 0)
-        goto err_free;
-    json_decref(*body);
-    *body = made;
-    return 0;
-
-err_free:
-    json_decref(made);
-    return -1;
 }
 
 static json_t *update_message(const json_t *update)

@@ -20,17 +20,17 @@ typedef int sglang_response(json_t **reply, const struct http_request *x);
 
 /* dialect_sglang.c: weights and the group that brings them */
 extern const char *const sglang_group_members[], *const sglang_leave_members[];
-extern const char *const sglang_distributed_members[], *const sglang_one_tensor_members[];
+extern const char *const sglang_distributed_members[];
 extern const char *const sglang_disk_members[], *const sglang_disk_translated[];
 extern const char *const sglang_ipc_members[], *const sglang_no_members[];
 extern const char *const sglang_begin_members[];
 /* For errors too. */
 extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[],
     sglang_checker_pairs[];
-extern const struct dialect_member sglang_distributed_pairs[], sglang_one_tensor_pairs[];
+extern const struct dialect_member sglang_distributed_pairs[];
 extern const char *const sglang_checker_members[], *const sglang_label_members[];
-sglang_request sglang_group_request, sglang_distributed_request, sglang_one_tensor_request,
-    sglang_disk_request, sglang_ipc_request;
+sglang_request sglang_group_request, sglang_distributed_request, sglang_disk_request,
+    sglang_ipc_request;
 sglang_request sglang_leave_request, sglang_begin_request, sglang_end_request,
     sglang_checker_request, sglang_label_request;
 sglang_request sglang_reset_request;
@@ -95,18 +95,12 @@ sglang_response sglang_loads_response;
 
 /* Tensors by the group: they belong to the session that is open. */
 #define SGLANG_BUCKETS                                                                             \
-    SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", OPERATION_UPDATE,           \
-                .session = SESSION_AUTO_COMMIT, .broadcasts = true, .body_match = {"name", NULL},  \
-                .members = sglang_one_tensor_members, .whole = true,                               \
-                .translated_members = update_members, .error_members = sglang_one_tensor_pairs,    \
-                .translate_request = sglang_one_tensor_request,                                    \
-                .translate_response = sglang_update_response),                                     \
-        SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,          \
-                    .session = SESSION_AUTO_COMMIT, .broadcasts = true,                            \
-                    .members = sglang_distributed_members, .translated_members = update_members,   \
-                    .error_members = sglang_distributed_pairs,                                     \
-                    .translate_request = sglang_distributed_request,                               \
-                    .translate_response = sglang_update_response)
+    SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,              \
+                .session = SESSION_AUTO_COMMIT, .broadcasts = true,                                \
+                .members = sglang_distributed_members, .translated_members = update_members,       \
+                .error_members = sglang_distributed_pairs,                                         \
+                .translate_request = sglang_distributed_request,                                   \
+                .translate_response = sglang_update_response)
 
 #define SGLANG_WEIGHTS                                                                             \
     SGLANG_CONTROL("/init_weights_update_group", "sglangInitGroup", OPERATION_TRANSFER_INIT,       \
@@ -116,7 +110,6 @@ sglang_response sglang_loads_response;
                    .translate_response = sglang_group_response),                                   \
         SGLANG_CONTROL("/destroy_weights_update_group", "sglangDestroyGroup",                      \
                        OPERATION_TRANSFER_DELETE, .members = sglang_leave_members,                 \
-                       .body_match = {"group_name", NULL},                                         \
                        .translated_members = transfer_delete_members,                              \
                        .translate_request = sglang_leave_request,                                  \
                        .translate_response = sglang_leave_response),                               \

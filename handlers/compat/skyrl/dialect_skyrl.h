@@ -1,9 +1,5 @@
 /* SkyRL's routes, with the translation of their requests and replies. Routes that vLLM has too are
- * in vLLM's table.
- *
- * Today's client starts and finishes each update by /collective_rpc. The older forms (until March
- * 2026) have neither start nor finish: their first request opens an update, which is committed when
- * it covers the model, or by /finalize_weight_update or /resume. */
+ * in vLLM's table. Its client starts and finishes each update by /collective_rpc. */
 #ifndef BATON_HANDLERS_COMPAT_SKYRL_DIALECT_SKYRL_H
 #define BATON_HANDLERS_COMPAT_SKYRL_DIALECT_SKYRL_H
 
@@ -15,13 +11,9 @@ extern const char *const skyrl_rpc_members[], *const skyrl_no_members[];
 extern const char *const skyrl_lora_members[], *const skyrl_lora_translated[];
 extern const char *const skyrl_generate_members[], *const skyrl_generate_translated[];
 extern const char *const skyrl_fetch_members[], *const skyrl_session_query[];
-extern const char *const skyrl_join_members[], *const skyrl_destroy_members[];
-extern const char *const skyrl_one_tensor_members[], *const skyrl_list_members[];
-extern const char *const skyrl_pause_members[];
 /* For errors too. */
 extern const struct dialect_member skyrl_rpc_update_pairs[], skyrl_rpc_finish_pairs[];
 extern const struct dialect_member skyrl_rpc_wake_pairs[], skyrl_rpc_zmq_pairs[];
-extern const struct dialect_member skyrl_one_tensor_pairs[];
 
 /* Requests: methods of /collective_rpc. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e);
@@ -38,19 +30,9 @@ int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *
 int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e);
 
-/* Requests: the older forms. */
-int skyrl_join_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_join_ipc_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_destroy_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_list_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_pause_request(json_t **body, const struct http_request *x, struct err *e);
-
 /* Replies: one null for each rank; {status, lora_name, lora_int_id}; exactly one choice. */
 int skyrl_results_response(json_t **reply, const struct http_request *x);
 int skyrl_lora_response(json_t **reply, const struct http_request *x);
-int skyrl_info_response(json_t **reply, const struct http_request *x);
-int skyrl_paused_response(json_t **reply, const struct http_request *x);
 
 /* Columns: path, operationId, operation; then other members of the row. */
 #define SKYRL_POST(path, id, op, ...)                                                              \
@@ -68,15 +50,8 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
                .members = skyrl_rpc_members, .body_match = {"method", name},                       \
                .session = SESSION_OPEN, .translate_response = skyrl_results_response, __VA_ARGS__)
 
-/* Columns: path, operationId; then other members of the row. */
-#define SKYRL_UPDATE(path, id, ...)                                                                \
-    SKYRL_POST(path, id, OPERATION_UPDATE, .body_max = ROUTE_BODY_CONFIG,                          \
-               .session = SESSION_AUTO_COMMIT, .broadcasts = true,                                 \
-               .translated_members = update_members, .translate_response = dialect_reply_status,   \
-               __VA_ARGS__)
-
 /* Rows of the route table. */
-#define SKYRL_NOW_ROUTES                                                                           \
+#define DIALECT_SKYRL_ROUTES                                                                       \
     SKYRL_RPC("skyrlRpcStart", "skyrl_start_weight_update", OPERATION_UPDATE_START,                \
               .translated_members = update_start_members,                                          \
               .translate_request = skyrl_rpc_start_request),                                       \
@@ -135,56 +110,5 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
         SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
                     .members = skyrl_fetch_members, .translated_members = skyrl_no_members,        \
                     .translate_request = skyrl_fetch_refuse),
-
-#define SKYRL_OLD_ROUTES                                                                           \
-    SKYRL_SMALL("/init_weight_update_communicator", "skyrlInitCommunicator",                       \
-                OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                           \
-                .members = skyrl_join_members, .translated_members = transfer_init_members,        \
-                .translate_request = skyrl_join_request,                                           \
-                .translate_response = dialect_reply_status),                                       \
-        SKYRL_SMALL(                                                                               \
-            "/init_weight_transfer", "skyrlInitTransfer", OPERATION_TRANSFER_INIT,                 \
-            .session = SESSION_AUTO_COMMIT, .members = skyrl_join_members,                         \
-            .body_match = {"master_addr", NULL}, .translated_members = transfer_init_members,      \
-            .translate_request = skyrl_join_request, .translate_response = dialect_reply_status),  \
-        SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransferIpc", OPERATION_TRANSFER_INIT,      \
-                    .session = SESSION_AUTO_COMMIT, .members = skyrl_join_members,                 \
-                    .translated_members = transfer_init_members,                                   \
-                    .translate_request = skyrl_join_ipc_request,                                   \
-                    .translate_response = dialect_reply_status),                                   \
-        SKYRL_UPDATE("/update_weights", "skyrlUpdateOne", .members = skyrl_one_tensor_members,     \
-                     .body_match = {"name", NULL}, .whole = true,                                  \
-                     .error_members = skyrl_one_tensor_pairs,                                      \
-                     .translate_request = skyrl_one_tensor_request),                               \
-        SKYRL_UPDATE("/update_weights", "skyrlUpdateList", .members = skyrl_list_members,          \
-                     .body_match = {"names", NULL}, .translate_request = skyrl_list_request),      \
-        SKYRL_UPDATE("/update_weights_skyrl", "skyrlUpdate", .members = skyrl_list_members,        \
-                     .translate_request = skyrl_list_request),                                     \
-        SKYRL_SMALL("/finalize_weight_update", "skyrlFinalize", OPERATION_COMMIT_OPEN,             \
-                    .json_optional = true, .translate_response = dialect_reply_status),            \
-        SKYRL_SMALL("/destroy_weights_update_group", "skyrlDestroyGroup",                          \
-                    OPERATION_TRANSFER_DELETE, .json_optional = true,                              \
-                    .members = skyrl_destroy_members,                                              \
-                    .translated_members = transfer_delete_members,                                 \
-                    .translate_request = skyrl_destroy_request,                                    \
-                    .translate_response = dialect_reply_status),                                   \
-        SKYRL_SMALL("/pause", "skyrlPause", OPERATION_PAUSE, .members = skyrl_pause_members,       \
-                    .body_match = {"wait_for_inflight_request", NULL},                             \
-                    .translated_members = pause_members, .translate_request = skyrl_pause_request, \
-                    .translate_response = skyrl_paused_response),                                  \
-        {.methods = METHOD_GET | METHOD_HEAD,                                                      \
-         .pattern = "/get_server_info",                                                            \
-         .operation_id = "skyrlServerInfo",                                                        \
-         .executor = EXECUTOR_LOOP,                                                                \
-         .role = ROLE_VIEWER,                                                                      \
-         .body = BODY_NONE,                                                                        \
-         .json_optional = true,                                                                    \
-         .form = FORM_OPENAI,                                                                      \
-         .body_max = ROUTE_NO_BODY_MAX,                                                            \
-         .dialect = DIALECT_SKYRL,                                                                 \
-         .translate_response = skyrl_info_response,                                                \
-         .operation = OPERATION_RANKS},
-
-#define DIALECT_SKYRL_ROUTES SKYRL_NOW_ROUTES SKYRL_OLD_ROUTES
 
 #endif

@@ -31,7 +31,7 @@ int vllm_pause_request(json_t **body, const struct http_request *x, struct err *
 const struct dialect_member vllm_reset_pairs[] = {
     {"reset_running_requests", "running"}, {"reset_external", "external"}, {NULL, NULL}};
 
-/* vLLM has these members in the query, SkyRL's own server in the body. */
+/* vLLM has these members in the query, SkyRL's client sends them in the body. */
 int vllm_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool running = false, external = false;
@@ -221,7 +221,7 @@ int vllm_release_response(json_t **reply, const struct http_request *x)
     return dialect_replace(reply, json_pack("{s:s}", "status", "kv_cache_released"));
 }
 
-/* vLLM's clients read `success`, SkyRL's older ones `status`. */
+/* As vLLM's server answers, and SkyRL's own. */
 int vllm_reset_response(json_t **reply, const struct http_request *x)
 {
     (void)x;

@@ -1,9 +1,9 @@
 /* vLLM's control routes, with the translation of their requests and replies.
  *
  * Differences from vLLM on purpose. If an update is already open, or none is, the error is a 409
- * with a reason instead of a 500. Replies that are empty in vLLM are {"status":"ok"}: vLLM's
- * clients read only the status code, SkyRL's older ones the JSON. A sleep does not pause, so
- * generation continues after the last wake_up; a pause by an earlier /pause lasts until /resume. */
+ * with a reason instead of a 500. Replies that are empty in vLLM are {"status":"ok"}:
+ * clients read only the status code. A sleep does not pause, so generation continues after the last
+ * wake_up; a pause by an earlier /pause lasts until /resume. */
 #ifndef BATON_HANDLERS_COMPAT_VLLM_DIALECT_VLLM_H
 #define BATON_HANDLERS_COMPAT_VLLM_DIALECT_VLLM_H
 

@@ -196,14 +196,13 @@ def join(world, server, name="weight_update_group", **more):
 
 
 def one_by_one(world, server):
-    """The old form: a tensor a request, and a default name of the group."""
+    """A tensor a request, and a default name of the group."""
     checkpoint = world.steps["step-00100"]
     with join(world, server, backend="nccl", pp_rank=0) as trainer:
         for i, s in enumerate(checkpoint.specs):
             trainer.begin("send", checkpoint.blobs([s]))
             said = server.post(200, DISTRIBUTED,
-                               {"name": s.name, "dtype": NATIVE[s.dtype], "shape": s.shape,
-                                "sizes": [s.numel], "x": {"names": ["y"]}, "flush_cache": True,
+                               {**checkpoint.columns([s]), "sizes": [s.numel], "x": {"names": ["y"]}, "flush_cache": True,
                                 "weight_version": "one by one"}, s.name)
             trainer.result()
             last = i + 1 == len(checkpoint.specs)
@@ -498,8 +497,7 @@ def refusals(world, server):
             (DISTRIBUTED, {}, "names"),
             (DISTRIBUTED, {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]],
                            "load_format": "pickle"}, "pickle"),
-            (DISTRIBUTED, {"name": "a", "dtype": "bfloat16"}, "shape"),
-            (DISTRIBUTED, {"name": "a", "dtype": "bfloat16", "shape": [1], "names": ["b"]}, "names"),
+            (DISTRIBUTED, {"name": "a", "dtype": "bfloat16", "shape": [1]}, "names"),
             ("/update_weights_from_ipc", {"zmq_handles": {}}, "zmq"),
             ("/slow_down", {"forward_sleep_time": 0.1}, "/slow_down"),
             ("/set_internal_state", {"server_args": {"pp_max_micro_batch_size": 8}}, "/set_internal_state"),

@@ -766,8 +766,7 @@ def as_sglang(f):
 
 def as_skyrl(f):
     n = len(f.doubles)
-    f.front.post("/init_weight_update_communicator",
-                 dict(JOIN, rank_offset=1, world_size=1 + n * RANKS, group_name="g", backend="nccl"))
+    f.front.post("/init_weight_transfer_engine", {"init_info": dict(VLLM_JOIN, world_size=1 + n * RANKS)})
     for _ in range(2):  # of the first nothing came: it ends
         f.front.post("/collective_rpc", {"method": "skyrl_start_weight_update", "kwargs": {}})
     f.front.post("/collective_rpc", {"method": "update_weights_nccl", "kwargs": {"update_info": VLLM_INFO}})

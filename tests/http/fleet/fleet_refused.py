@@ -121,7 +121,7 @@ def by_name(f):
         clean(f)
     # The name in a request that cannot be translated.
     join_named(f, "pp0", "pp1")
-    f.front.ask("POST", PATH, {"name": "a", "group_name": "pp0"})
+    f.front.ask("POST", PATH, {"load_format": "x", "group_name": "pp0"})
     assert leaves(f) == [["pp0"]] * len(f.doubles), leaves(f)
 
 

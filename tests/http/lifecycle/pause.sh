@@ -37,7 +37,7 @@ queued() {
   N_CHECKS=$((N_CHECKS + 1))
 }
 serve_model --generate-concurrency 2
-queued native vllm sglang skyrl areal asleep
+queued native vllm sglang areal asleep
 stop_server
 serve_model --generate-concurrency 2 --compat prime-rl
 queued prime-rl

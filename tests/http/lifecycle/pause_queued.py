@@ -10,8 +10,6 @@ APIS = {  # to pause by abort, to pause by wait, to resume
     "native": (("/v1/pause", {"mode": "abort"}), ("/v1/pause", {"mode": "wait"}), "/v1/resume"),
     "vllm": (("/pause?mode=abort", None), ("/pause?mode=wait", None), "/resume"),
     "sglang": (("/pause_generation", {"mode": "abort"}), None, "/continue_generation"),
-    "skyrl": (("/pause", {"wait_for_inflight_request": False}),
-              ("/pause", {"wait_for_inflight_request": True}), "/resume"),
     "areal": (("/areal_pause_generation", None), None, "/areal_continue_generation"),
     "prime-rl": (("/pause?mode=abort", None), ("/pause?mode=wait", None), "/resume"),
 }

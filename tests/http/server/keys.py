@@ -62,8 +62,7 @@ ROLES = {
         /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update
         /update_weights /finish_weight_update /update_weight_version
         /weight_checker /weights_checker /collective_rpc
-        /skyrl/v1/load_lora_adapter /fetch_weights /init_weight_update_communicator
-        /init_weight_transfer /update_weights_skyrl /finalize_weight_update
+        /skyrl/v1/load_lora_adapter /fetch_weights
         /destroy_weights_update_group /init_weights_update_group
         /areal_pause_generation /areal_continue_generation /areal_update_weights
         /areal_init_weights_update_group /areal_set_update_weight_meta /areal_update_weights_xccl

@@ -158,7 +158,7 @@ def refused_everywhere(listener, rows, key=None, named=False):
 # Routes that only a server in front of upstreams has, and control routes that take no body: what comes is dropped.
 OF_FLEETS = {"/v1/upstreams", "/v1/upstreams/prove", "/v1/upstreams/remove", "/v1/upstreams/resync"}
 UNREAD = {*OF_FLEETS, "/v1/resume", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
-          "/finalize_weight_update", "/continue_generation", "/areal_continue_generation", "/flush_cache"}
+          "/continue_generation", "/areal_continue_generation", "/flush_cache"}
 
 
 def untyped_is_not_json(listener, rows):

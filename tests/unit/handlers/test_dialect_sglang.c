@@ -103,15 +103,6 @@ static void test_updates_in(void **state)
          NULL},
         {sglang_distributed_request, "{\"load_format\":\"pickle\"}", NULL, "/load_format",
          "'pickle'"},
-        {sglang_one_tensor_request,
-         "{\"name\":\"a\",\"dtype\":\"bfloat16\",\"shape\":[2,3],\"names\":null,"
-         "\"weight_version\":\"v\"}",
-         "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]],\"transport\":\"nccl\","
-         "\"weight_version\":\"v\"}",
-         NULL, NULL},
-        {sglang_one_tensor_request, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
-        {sglang_one_tensor_request, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}",
-         NULL, "/names", "both given"},
         {sglang_disk_request,
          "{\"model_path\":\"/p\",\"load_format\":\"auto\",\"abort_all_requests\":false,"
          "\"weight_version\":null,\"is_async\":true,\"token_step\":3,\"manifest\":null}",

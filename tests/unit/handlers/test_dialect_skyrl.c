@@ -173,55 +173,6 @@ static void test_own_routes(void **state)
     CHECK_ALL(rows);
 }
 
-static void test_older_forms(void **state)
-{
-    static const char join[] = "/init_weight_transfer";
-    static const struct in_row rows[] = {
-        {"/init_weight_update_communicator",
-         "{\"master_address\": \"h\", \"master_port\": 5, \"rank_offset\": 1, \"world_size\": 2, "
-         "\"group_name\": \"g\", \"backend\": \"nccl\", \"override_existing\": false}",
-         "{\"group_name\":\"g\",\"master_address\":\"h\",\"master_port\":5,\"rank_offset\":1,"
-         "\"transport\":\"nccl\",\"world_size\":2}",
-         NULL, NULL},
-        {join, "{\"model_dtype_str\": \"bfloat16\", \"master_addr\": \"h\", \"group_name\": \"g\"}",
-         "{\"group_name\":\"g\",\"master_address\":\"h\",\"transport\":\"nccl\"}", NULL, NULL},
-        {join, "{\"master_addr\": \"h\", \"group_name\": \"g\", \"backend\": \"gloo\"}", NULL,
-         "/backend", "'gloo'"},
-        {join, "{\"master_addr\": \"h\"}", NULL, "/group_name", "required"},
-        {join, "{\"model_dtype_str\": \"bfloat16\", \"override_existing_receiver\": true}",
-         "{\"transport\":\"ipc\"}", NULL, NULL},
-        {join, "{}", NULL, "", "master_addr"},
-        {"/update_weights", "{\"name\": \"a\", \"dtype\": \"bfloat16\", \"shape\": [2, 3]}",
-         "{\"dtypes\":[\"bfloat16\"],\"names\":[\"a\"],\"shapes\":[[2,3]],\"transport\":\"nccl\"}",
-         NULL, NULL},
-        {"/update_weights", "{\"name\": \"a\", \"dtype\": \"bfloat16\"}", NULL, "/shape",
-         "required"},
-        {"/update_weights", "{\"name\": \"a\", \"dtype\": \"bfloat16\", \"shape\": 2}", NULL,
-         "/shape", "array"},
-        {"/update_weights",
-         "{\"names\": [\"a\"], \"dtypes\": [\"bfloat16\"], \"shapes\": [[2]], \"sizes\": null}",
-         "{\"dtypes\":[\"bfloat16\"],\"names\":[\"a\"],\"shapes\":[[2]],\"transport\":\"nccl\"}",
-         NULL, NULL},
-        {"/update_weights_skyrl",
-         "{\"names\": [\"a\"], \"dtypes\": [\"bfloat16\"], \"shapes\": [[2]], \"sizes\": [2]}",
-         "{\"dtypes\":[\"bfloat16\"],\"names\":[\"a\"],\"packed\":true,\"shapes\":[[2]],"
-         "\"sizes\":[2],\"transport\":\"nccl\"}",
-         NULL, NULL},
-        {"/update_weights_skyrl",
-         "{\"names\": [\"a\"], \"dtypes\": [\"bfloat16\"], \"shapes\": [[2]], \"sizes\": [2], "
-         "\"ipc_handles\": \"gAQ=\"}",
-         "{\"dtypes\":[\"bfloat16\"],\"ipc_handles_pickled\":\"gAQ=\",\"names\":[\"a\"],"
-         "\"shapes\":[[2]],\"sizes\":[2]}",
-         NULL, NULL},
-        {"/pause", "{\"wait_for_inflight_request\": true}", "{\"mode\":\"wait\"}", NULL, NULL},
-        {"/pause", "{\"wait_for_inflight_request\": false}", "{\"mode\":\"abort\"}", NULL, NULL},
-        {"/destroy_weights_update_group", "", "{}", NULL, NULL},
-    };
-
-    (void)state;
-    CHECK_ALL(rows);
-}
-
 static void assert_out(int (*out)(json_t **, const struct http_request *), struct app *app,
                        const char *ours, const char *theirs)
 {
@@ -278,8 +229,8 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rpc_brackets), cmocka_unit_test(test_rpc_updates),
-        cmocka_unit_test(test_own_routes),   cmocka_unit_test(test_older_forms),
-        cmocka_unit_test(test_ways_out),     cmocka_unit_test(test_lora_out_numbers_names),
+        cmocka_unit_test(test_own_routes),   cmocka_unit_test(test_ways_out),
+        cmocka_unit_test(test_lora_out_numbers_names),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
