@@ -5,6 +5,7 @@
 
 #include "base/json_parse.h"
 #include "base/utf8.h"
+#include "weights/model/adapter_method.h"
 #include "weights/model/config_members.h"
 #include "weights/tensor_list.h"
 
@@ -130,19 +131,6 @@ static int read_rslora(struct adapter_config *c, const char *key, const json_t *
         return value_refuse(key, v, "true and false", e);
     c->rslora = json_is_true(v);
     return 0;
-}
-
-/* Most methods only set where the training starts. Those listed here also subtract something from
- * the base weights, or quantize them (peft 0.21, layer.py); MiCA and EVA do not. PEFT writes true
- * after converting that. It takes some names in any case. */
-bool adapter_method_changes_base(const char *method)
-{
-    static const char *const methods[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
-
-    for (size_t i = 0; method != NULL && i < sizeof methods / sizeof methods[0]; i++)
-        if (strncasecmp(method, methods[i], strlen(methods[i])) == 0)
-            return true;
-    return false;
 }
 
 static int read_init(struct adapter_config *c, const char *key, const json_t *v, struct err *e)

@@ -68,15 +68,6 @@ struct adapter_config {
 int adapter_config_parse(struct adapter_config **out, const char *json, size_t len, struct err *e);
 void adapter_config_free(struct adapter_config *c); /* accepts NULL */
 
-/* adapter_method_changes_base - does this init_lora_weights (NULL: none) also change the base
- * weights? Over weights that were not changed so, the adapter's output is wrong;
- * ADAPTER_BASE_CHANGED says it. */
-bool adapter_method_changes_base(const char *method);
-#define ADAPTER_BASE_CHANGED                                                                       \
-    "the base weights were changed when its training began (init_lora_weights), and unless the "   \
-    "served ones are those, its output is wrong: save it with "                                    \
-    "path_initial_model_for_weight_conversion of PEFT"
-
 /* The configuration of one module. */
 struct adapter_target {
     bool wanted; /* the module is among the targets (with TARGETS_UNSAID: always) */

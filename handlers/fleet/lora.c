@@ -1,7 +1,6 @@
 /* The routes of adapters in front of upstream engines. */
 #include "base/json_parse.h"
 #include "base/log.h"
-#include "engine/lora/adapter_config.h"
 #include "fleet/api/api_json.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/ask/fleet_lora_load.h"
@@ -12,6 +11,7 @@
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
+#include "weights/model/adapter_method.h"
 #include "weights/safetensors.h"
 
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 /* The reply to a load of an adapter, and its log lines. */
 #include "base/log.h"
-#include "engine/lora/adapter_config.h"
 #include "handlers/app.h"
-#include "handlers/lora/lora_load.h"
 #include "handlers/lora_json.h"
+#include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
+#include "weights/model/adapter_method.h"
 
 enum {
     LORA_NAMES_REPORTED_MAX = 4096
