@@ -38,6 +38,7 @@ struct life;
 struct list_cache;
 struct metrics;
 struct lora_loads;
+struct lora_view;
 struct model_config;
 struct store;
 struct tokenizer;
@@ -70,8 +71,9 @@ struct app_weights {
 struct app_generate {
     struct engine *engine;                 /* NULL with --engine none */
     const struct tokenizer *tokenizer;     /* NULL without an engine */
-    struct adapters *adapters;             /* NULL without an engine, and so are the next two */
+    struct adapters *adapters;             /* NULL without an engine, and so are the next three */
     struct lora_loads *loads;              /* loads of adapters that are under way */
+    const struct lora_view *lora;          /* the adapters, as replies have them */
     const struct model_config *model;      /* what adapters are checked against */
     const struct chat_template *chat;      /* NULL: chat_why says why */
     const struct err *chat_why;            /* ERR_NOT_FOUND: the model has no chat template */

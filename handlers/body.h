@@ -43,6 +43,9 @@ int body_only_of(const json_t *body, const struct route *route, struct err *e);
 /* body_query_only - refuse query members that the route does not list, or that are repeated. */
 int body_query_only(const struct http_request *x, const struct route *route, struct err *e);
 
+/* The type of a body of tensors: of a request, and of a batch of rollouts. */
+#define BODY_TENSORS_TYPE "application/vnd.safetensors"
+
 /* body_is_tensors - is the body a safetensors stream, by its content type, on a route that
  * accepts one? */
 bool body_is_tensors(const struct http_request *x);

@@ -24,7 +24,7 @@ static bool is_json(const char *type)
  * a preflight request of the browser: on control routes a body needs a type. */
 static int check_type(const struct http_request *x, const struct route *route, struct err *e)
 {
-    const char *other = route->body == BODY_TENSORS ? " or application/vnd.safetensors" : "";
+    const char *other = route->body == BODY_TENSORS ? " or " BODY_TENSORS_TYPE : "";
 
     if (is_json(x->content_type))
         return 0;
@@ -150,7 +150,7 @@ int body_parse_text(json_t **out, const struct http_request *x, const char *text
 
 bool body_is_tensors(const struct http_request *x)
 {
-    static const char name[] = "application/vnd.safetensors";
+    static const char name[] = BODY_TENSORS_TYPE;
     const struct route *route = x->route;
     size_t len = sizeof name - 1;
 

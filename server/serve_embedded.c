@@ -12,6 +12,7 @@
 #include "engine/lora/adapters.h"
 #include "engine/scheduler/embedded.h"
 #include "fleet/handoff/handoff.h"
+#include "handlers/lora_view.h"
 #include "memory/device.h"
 #include "server/serve.h"
 #include "server/serve_priv.h"
@@ -146,6 +147,7 @@ static int build_adapters(struct server *s, struct err *e)
     s->generate.model = &s->model;
     if (adapters_new(&s->generate.adapters, &cfg, e) != 0)
         return -1;
+    s->generate.lora = &lora_view;
     return lora_loads_new(&s->generate.loads, e);
 }
 

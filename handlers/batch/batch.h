@@ -65,7 +65,6 @@ enum {
     BATCH_NBYTES_MAX = 1 << 30,   /* tensors of one batch */
     BATCH_TRAJECTORY_ID_MAX = 256 /* bytes */
 };
-#define BATCH_CONTENT_TYPE "application/vnd.safetensors"
 
 /* A JSON number must be finite, and some clients refuse anything below this. */
 #define BATCH_LOGPROB_MIN (-9999.0F)

@@ -8,7 +8,7 @@
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
-#include "handlers/batch/batch.h"
+#include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
@@ -220,7 +220,7 @@ static bool aborted_reply_make(const struct http_request *x, struct http_reply *
     struct aborted a = {.operation = route->operation, .id = x->actor.request_id, .n_prompt = -1};
     bool made = false;
 
-    if (strstr(x->accept, BATCH_CONTENT_TYPE) != NULL)
+    if (strstr(x->accept, BODY_TENSORS_TYPE) != NULL)
         return false;
     a.body = x->body != NULL ? json_loadb(x->body, x->body_len, 0, NULL) : NULL;
     a.stream = json_is_true(json_object_get(a.body, "stream"));

@@ -305,7 +305,7 @@ static bool quality_is_zero(const char *at)
 
 bool rollouts_accepted(const struct http_request *x)
 {
-    static const char type[] = BATCH_CONTENT_TYPE;
+    static const char type[] = BODY_TENSORS_TYPE;
     const char *at = x->accept;
 
     for (; at != NULL && *at != '\0'; at += *at == ',' ? 1 : 0) {

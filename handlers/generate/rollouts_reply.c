@@ -6,6 +6,7 @@
 #include "handlers/generate/rollouts.h"
 
 #include "control/life.h"
+#include "handlers/body.h"
 #include "handlers/generate/generation_reply.h"
 #include "handlers/reply.h"
 
@@ -133,7 +134,7 @@ static void reply_batch(struct rollouts_op *op, struct err *e)
     if (b == NULL)
         reply_error(x, e, NULL);
     else
-        generation_reply_body(x, b, BATCH_CONTENT_TYPE);
+        generation_reply_body(x, b, BODY_TENSORS_TYPE);
 }
 
 /* A batch in which every sequence failed is of no use: it is the error of the first one. */

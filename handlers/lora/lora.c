@@ -5,7 +5,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/lora_json.h"
+#include "handlers/lora/lora_json.h"
 #include "handlers/reply.h"
 
 const char *const lora_unload_members[] = {"lora_name", "lora_int_id", NULL};

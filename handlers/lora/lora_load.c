@@ -12,7 +12,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/lora_json.h"
+#include "handlers/lora/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/source/source_json.h"

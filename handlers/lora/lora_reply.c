@@ -1,7 +1,7 @@
 /* The reply to a load of an adapter, and its log lines. */
 #include "base/log.h"
 #include "handlers/app.h"
-#include "handlers/lora_json.h"
+#include "handlers/lora/lora_json.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
 #include "weights/model/adapter_method.h"

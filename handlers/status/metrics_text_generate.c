@@ -1,10 +1,10 @@
-/* Metrics of admission, the embedded engine and its adapters. */
+/* Metrics of admission, the engine and its adapters. */
 #include "handlers/status/metrics_text_priv.h"
 
 #include "control/admission.h"
 #include "control/engine.h"
 #include "control/lora_loads.h"
-#include "engine/lora/adapters.h"
+#include "handlers/lora_view.h"
 
 static void put_lora_loads(struct lora_loads *loads, struct buf *out)
 {
@@ -18,24 +18,6 @@ static void put_lora_loads(struct lora_loads *loads, struct buf *out)
     prom_u64(out, name, LABELS({"result", "failed"}), s.n_ended[LORA_FAILED]);
     prom_one(out, "baton_lora_loads_queued", "gauge", "Loads of adapters that wait for a thread",
              s.n_queued);
-}
-
-static void put_lora(struct adapters *set, struct buf *out)
-{
-    struct adapters_gauges g;
-
-    adapters_gauges(set, &g);
-    prom_one(out, "baton_lora_loaded", "gauge", "Adapters that requests may name", g.n_loaded);
-    prom_one(out, "baton_lora_loading", "gauge", "Loads of adapters under way", g.n_loading);
-    prom_one(out, "baton_lora_users", "gauge", "Requests that use a revision of an adapter",
-             g.n_pinned_refs);
-    prom_one(out, "baton_lora_older_revisions", "gauge",
-             "Older revisions that running requests still use", g.n_older);
-    prom_one(out, "baton_lora_bytes", "gauge", "Bytes of all revisions in memory", g.nbytes);
-    prom_one(out, "baton_lora_reserved_bytes", "gauge", "Bytes set aside for loads under way",
-             g.nbytes_reserved);
-    prom_one(out, "baton_lora_limit_bytes", "gauge", "Bytes that revisions and loads may take",
-             adapters_config_of(set)->nbytes_max);
 }
 
 enum { N_QUEUES = 3 };
@@ -146,8 +128,8 @@ void metrics_text_generate(const struct app *app, struct buf *out)
         if (metrics_text_has_vllm(app))
             put_engine_vllm(g, out, &stats);
     }
-    if (g->adapters != NULL)
-        put_lora(g->adapters, out);
+    if (g->lora != NULL)
+        g->lora->metrics(g, out);
     if (g->loads != NULL)
         put_lora_loads(g->loads, out);
 }

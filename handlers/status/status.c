@@ -5,7 +5,7 @@
 #include "control/engine.h"
 #include "control/life.h"
 #include "handlers/control_plane.h"
-#include "handlers/lora_json.h"
+#include "handlers/lora_view.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 #include "handlers/status_json.h"
@@ -81,6 +81,11 @@ static json_t *engine_json(const struct app *app)
                      (json_int_t)app->settings.max_logprobs);
 }
 
+static json_t *adapters_json(const struct app_generate *generate)
+{
+    return generate->lora != NULL ? generate->lora->totals(generate) : json_null();
+}
+
 static json_t *model_json(const struct app_generate *generate)
 {
     if (generate->model_name[0] == '\0')
@@ -114,7 +119,7 @@ json_t *status_json(const struct app *app)
                       status_cuda_json(app), "nccl", status_nccl_json(app), "pause",
                       pause_or_null(app), "sleep",
                       pause_controller_sleep_json(app->pause_controller), "adapters",
-                      lora_gauges_json(app->generate))) != 0) {
+                      adapters_json(app->generate))) != 0) {
         json_decref(status);
         status = NULL;
     }

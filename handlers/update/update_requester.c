@@ -3,7 +3,7 @@
 
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
-#include "handlers/lora_json.h"
+#include "handlers/lora_view.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "http/http_request.h"
@@ -49,6 +49,11 @@ static json_t *with_handed(json_t *object, const struct app *app, const struct u
     return NULL;
 }
 
+static json_t *adapters_json(const struct app_generate *generate)
+{
+    return generate->lora != NULL ? generate->lora->valid(generate) : json_array();
+}
+
 /* A commit is reported even if there is no memory for the full reply: a 503 would mean that
  * nothing has changed. */
 static json_t *committed_json(const struct app *app, const struct update_info *info)
@@ -56,7 +61,7 @@ static json_t *committed_json(const struct app *app, const struct update_info *i
     json_t *reply = with_handed(update_json(info), app, info);
 
     if (reply != NULL &&
-        json_object_set_new(reply, "adapters", lora_valid_json(app->generate)) != 0) {
+        json_object_set_new(reply, "adapters", adapters_json(app->generate)) != 0) {
         json_decref(reply);
         return NULL;
     }

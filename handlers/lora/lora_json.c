@@ -1,5 +1,5 @@
 /* Adapters in replies. */
-#include "handlers/lora_json.h"
+#include "handlers/lora/lora_json.h"
 
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"

@@ -1,6 +1,6 @@
 /* Loaded adapters in replies. */
-#ifndef BATON_HANDLERS_LORA_JSON_H
-#define BATON_HANDLERS_LORA_JSON_H
+#ifndef BATON_HANDLERS_LORA_LORA_JSON_H
+#define BATON_HANDLERS_LORA_LORA_JSON_H
 
 #include <jansson.h>
 
