@@ -20,7 +20,7 @@ FILES_MAX = 40  # sources and headers in one folder
 CIRCLE_MAX = 2
 CIRCLES = {
     "weights": [10, 5, 3], "text": [8, 5, 3], "http": [9], "control": [3], "fleet": [5, 3, 3],
-    "handlers": [5, 3], "server": [8],
+    "handlers": [5, 3], "server": [7],
 }
 
 # Headers that are included from a folder before theirs in the row of fleet/: the control plane is one struct.
