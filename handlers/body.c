@@ -3,6 +3,7 @@
 #include "handlers/body.h"
 
 #include "handlers/body_scan.h"
+#include "handlers/rows/member.h"
 #include "handlers/route.h"
 
 #include <inttypes.h>
@@ -57,26 +58,21 @@ static int refuse_type(const char *at, const char *member, const json_t *v, cons
                    wanted);
 }
 
-static bool listed(const char *name, const char *const *names)
-{
-    for (; names != NULL && *names != NULL; names++) {
-        if (strcmp(*names, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* The text after "unknown member 'x'": the closest known name, or all known names. */
-static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const *names)
+static void suggest(char out[LIST_TEXT_MAX], const char *name, const struct member *rows,
+                    unsigned flags)
 {
-    const char *near = closest_match(name, names);
+    const char *list[MEMBER_NAMES_MAX], *const *names = list, *near;
     size_t len;
+
+    member_names(list, rows, flags);
+    near = closest_match(name, names);
 
     if (near != NULL) {
         (void)snprintf(out, LIST_TEXT_MAX, ", did you mean '%s'?", near);
         return;
     }
-    if (names == NULL || *names == NULL) {
+    if (*names == NULL) {
         (void)snprintf(out, LIST_TEXT_MAX, ", none is accepted here");
         return;
     }
@@ -89,16 +85,16 @@ static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const
 }
 
 static int refuse_unknown(const char *what, const char *at, const char *name,
-                          const char *const *names, struct err *e)
+                          const struct member *rows, unsigned flags, struct err *e)
 {
     char field[ERR_FIELD_MAX], list[LIST_TEXT_MAX];
 
     make_field(field, at, name);
-    suggest(list, name, names);
+    suggest(list, name, rows, flags);
     return err_set(e, ERR_BAD_REQUEST, field, "unknown %s '%.100s'%s", what, name, list);
 }
 
-int body_only(const json_t *object, const char *at, const char *const *members, struct err *e)
+int body_only(const json_t *object, const char *at, const struct member *members, struct err *e)
 {
     const char *name;
     json_t *value;
@@ -107,8 +103,8 @@ int body_only(const json_t *object, const char *at, const char *const *members, 
     json_object_foreach((json_t *)(uintptr_t)object, name, value)
     {
         (void)value;
-        if (!listed(name, members))
-            return refuse_unknown("member", at, name, members, e);
+        if (member_find(members, name, 0) == NULL)
+            return refuse_unknown("member", at, name, members, 0, e);
     }
     return 0;
 }
@@ -122,7 +118,9 @@ int body_only_of(const json_t *body, const struct route *route, struct err *e)
     json_object_foreach((json_t *)(uintptr_t)body, name, value)
     {
         (void)value;
-        hint = route->hint == NULL || listed(name, route->members) ? NULL : route->hint(name);
+        hint = route->hint == NULL || member_find(route->members, name, 0) != NULL
+                   ? NULL
+                   : route->hint(name);
         if (hint == NULL)
             continue;
         make_field(field, "", name);
@@ -140,8 +138,8 @@ int body_query_only(const struct http_request *x, const struct route *route, str
     for (size_t i = 0; i < x->n_query; i++) {
         const char *name = x->query[i].name;
 
-        if (!listed(name, route->query))
-            return refuse_unknown("query member", "", name, route->query, e);
+        if (member_find(route->query, name, M_QUERY) == NULL)
+            return refuse_unknown("query member", "", name, route->query, M_QUERY, e);
         for (size_t j = 0; j < i; j++) {
             if (strcmp(x->query[j].name, name) != 0)
                 continue;

@@ -17,6 +17,7 @@
 
 enum { BODY_DEPTH_MAX = 32 };
 
+struct member;
 struct route;
 
 /* body_parse - parse the request's body as a JSON object (new), and translate it if the route
@@ -33,8 +34,8 @@ int body_parse(json_t **out, const struct http_request *x, const struct route *r
 int body_parse_text(json_t **out, const struct http_request *x, const char *text, size_t len,
                     const struct route *route, struct err *e);
 
-/* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
-int body_only(const json_t *object, const char *at, const char *const *members, struct err *e);
+/* body_only - refuse members of `object` (at pointer `at`) that have no row in `members`. */
+int body_only(const json_t *object, const char *at, const struct member *members, struct err *e);
 
 /* body_only_of - body_only for a whole body and its route's members; if the route has a hint for
  * an unknown member, the message contains it. */

@@ -107,7 +107,7 @@ static int translate_body(json_t **out, json_t *root, const struct http_request 
                           const struct route *route, struct err *e)
 {
     if (!route->strict)
-        dialect_note_unknown(root, "", route->members, x, route);
+        dialect_note_unknown(root, "", route->members, 0, x, route);
     if (route->dialect != DIALECT_NATIVE && dialect_request(&root, x, route, e) != 0) {
         json_decref(root);
         return -1;

@@ -4,6 +4,7 @@
 #define BATON_HANDLERS_CONTROL_PLANE_H
 
 #include "handlers/app.h"
+#include "handlers/rows/member.h"
 
 #include <jansson.h>
 
@@ -12,7 +13,7 @@ int handle_live(struct app *app, struct http_request *x, struct err *e);
 /* ready_is_for_control - *out: is it a probe of control readiness ("?for=control"), and not of
  * generate readiness? Errors: ERR_BAD_REQUEST (another value). */
 int ready_is_for_control(bool *out, const struct http_request *x, struct err *e);
-extern const char *const ready_query[];
+extern const struct member ready_query[];
 int handle_ready(struct app *app, struct http_request *x, struct err *e);
 int handle_status(struct app *app, struct http_request *x, struct err *e);
 int handle_events(struct app *app, struct http_request *x, struct err *e);
@@ -60,25 +61,25 @@ int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
 int handle_transfer_get(struct app *app, struct http_request *x, struct err *e);
 int handle_transfer_delete(struct app *app, struct http_request *x, struct err *e);
 
-extern const char *const events_query[];
-extern const char *const update_members[], *const update_query[];
-extern const char *const update_verify_members[];
-extern const char *const update_start_members[], *const update_finish_members[];
-extern const char *const update_zmq_members[];
-extern const char *const update_abort_members[], *const update_renew_members[];
-extern const char *const tensor_list_members[];
-extern const char *const upstream_members[], *const upstream_ready_query[];
-extern const char *const upstreams_prove_members[];
-extern const char *const weights_list_query[], *const weights_diff_query[];
-extern const char *const weights_label_members[], *const weights_check_members[];
-extern const char *const handles_query[], *const handles_renew_members[];
-extern const char *const preflight_members[];
-extern const char *const lora_load_members[], *const lora_load_query[];
-extern const char *const lora_unload_members[];
-extern const char *const transfer_init_members[], *const transfer_delete_members[];
-extern const char *const weight_values_members[];
-extern const char *const pause_members[], *const abort_requests_members[];
-extern const char *const sleep_members[], *const wake_members[];
-extern const char *const reset_cache_members[];
+extern const struct member events_query[];
+extern const struct member update_members[];
+extern const struct member update_verify_members[];
+extern const struct member update_start_members[], update_finish_members[];
+extern const struct member update_zmq_members[];
+extern const struct member update_abort_members[], update_renew_members[];
+extern const struct member tensor_list_members[];
+extern const struct member upstream_members[], upstream_ready_query[];
+extern const struct member upstreams_prove_members[];
+extern const struct member weights_list_query[], weights_diff_query[];
+extern const struct member weights_label_members[], weights_check_members[];
+extern const struct member handles_query[], handles_renew_members[];
+extern const struct member preflight_members[];
+extern const struct member lora_load_members[];
+extern const struct member lora_unload_members[];
+extern const struct member transfer_init_members[], transfer_delete_members[];
+extern const struct member weight_values_members[];
+extern const struct member pause_members[], abort_requests_members[];
+extern const struct member sleep_members[], wake_members[];
+extern const struct member reset_cache_members[];
 
 #endif

@@ -3,6 +3,7 @@
 #define BATON_HANDLERS_DATA_PLANE_H
 
 #include "handlers/app.h"
+#include "handlers/rows/member.h"
 
 /* Every one is an operation's handler (server/operations.h). generate, completions and chat run on
  * app->generate_executor and take a permit of app->generate->admission themselves; chat_render,
@@ -26,8 +27,8 @@ const char *rollouts_hint(const char *member);
 /* generate_hint - where a member belongs that /v1/generate does not take; NULL: nowhere known. */
 const char *generate_hint(const char *member);
 
-extern const char *const generate_members[], *const completions_members[], *const chat_members[];
-extern const char *const sglang_generate_members[], *const rollouts_members[];
-extern const char *const tokenize_members[], *const detokenize_members[];
+extern const struct member generate_members[], completions_members[], chat_members[];
+extern const struct member sglang_generate_members[], rollouts_members[];
+extern const struct member tokenize_members[], detokenize_members[];
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/closest_match.h"
 #include "base/log.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -75,14 +76,6 @@ int dialects_parse(unsigned *out, const char *text, const char *field, struct er
     return 0;
 }
 
-static bool listed(const char *name, const char *const *list)
-{
-    for (size_t i = 0; list != NULL && list[i] != NULL; i++)
-        if (strcmp(list[i], name) == 0)
-            return true;
-    return false;
-}
-
 /* FNV-1a, of a route and a name. Never 0. */
 static uint64_t name_hash(const struct route *route, const char *at, const char *name)
 {
@@ -113,16 +106,18 @@ static bool is_new_name(uint64_t hash)
     return false;
 }
 
-static void note_unknown(const char *at, const char *name, const char *const *known,
-                         const struct http_request *x, const struct route *route)
+static void note_unknown(const char *at, const char *name, const struct member *known,
+                         unsigned flags, const struct http_request *x, const struct route *route)
 {
-    const char *near = closest_match(name, known);
+    const char *list[MEMBER_NAMES_MAX], *near;
     char member[UNKNOWN_NAME_MAX], message[UNKNOWN_NAME_MAX * 3] = "it has no effect";
     struct log_rec r;
 
     (void)atomic_fetch_add_explicit(&n_unknown[route->dialect], 1, memory_order_relaxed);
     if (!is_new_name(name_hash(route, at, name)))
         return;
+    member_names(list, known, flags);
+    near = closest_match(name, list);
     (void)snprintf(member, sizeof member, "%s%s%s", at, at[0] != '\0' ? "/" : "", name);
     if (near != NULL)
         (void)snprintf(message, sizeof message, "it has no effect; did you mean '%.64s'?", near);
@@ -134,8 +129,8 @@ static void note_unknown(const char *at, const char *name, const char *const *kn
     log_end(&r);
 }
 
-void dialect_note_unknown(const json_t *object, const char *at, const char *const *known,
-                          const struct http_request *x, const struct route *route)
+void dialect_note_unknown(const json_t *object, const char *at, const struct member *known,
+                          unsigned flags, const struct http_request *x, const struct route *route)
 {
     const char *name;
     json_t *value;
@@ -143,8 +138,8 @@ void dialect_note_unknown(const json_t *object, const char *at, const char *cons
     json_object_foreach((json_t *)(uintptr_t)object, name, value) /* it changes nothing */
     {
         (void)value;
-        if (!listed(name, known))
-            note_unknown(at, name, known, x, route);
+        if (member_find(known, name, flags) == NULL)
+            note_unknown(at, name, known, flags, x, route);
     }
 }
 
@@ -156,7 +151,7 @@ static int check_translated(const json_t *body, const struct route *route, struc
 
     json_object_foreach((json_t *)(uintptr_t)body, name, value)
     {
-        if (!listed(name, route->translated_members))
+        if (member_find(route->translated_members, name, 0) == NULL)
             return err_set(e, ERR_INTERNAL, "", "translating %s made a member '%.64s'",
                            route->pattern, name);
     }
@@ -167,8 +162,8 @@ int dialect_request(json_t **body, const struct http_request *x, const struct ro
                     struct err *e)
 {
     for (size_t i = 0; i < x->n_query; i++)
-        if (!listed(x->query[i].name, route->query))
-            note_unknown("", x->query[i].name, route->query, x, route);
+        if (member_find(route->query, x->query[i].name, M_QUERY) == NULL)
+            note_unknown("", x->query[i].name, route->query, M_QUERY, x, route);
     if (route->translate_request == NULL)
         return 0;
     return route->translate_request(body, x, e) != 0 ? -1 : check_translated(*body, route, e);
@@ -246,8 +241,9 @@ void dialect_error(struct err *e, const struct route *route)
         rename_in_message(e->msg, m);
     } else {
         (void)snprintf(place, sizeof place, "%.*s", (int)strcspn(e->field + 1, "/"), e->field + 1);
-        if (listed(place, route->members) || listed(place, route->query) ||
-            !listed(place, route->translated_members))
+        if (member_find(route->members, place, 0) != NULL ||
+            member_find(route->query, place, M_QUERY) != NULL ||
+            member_find(route->translated_members, place, 0) == NULL)
             return; /* as the client sent it */
         place[0] = '\0';
     }
@@ -279,13 +275,14 @@ int dialect_flag(bool *out, const struct http_request *x, const char *member, st
 
 int dialect_check_action(const char *action, const char *reset, struct err *e)
 {
-    static const char *const ours[] = {"checksum", "compare", "snapshot", NULL};
+    const char *const *ours = member_find(weights_check_members, "action", 0)->words;
 
-    return listed(action, ours)
-               ? 0
-               : err_set(e, ERR_BAD_REQUEST, "/action",
-                         "action '%.32s' is not one of checksum, compare, snapshot, %s", action,
-                         reset);
+    while (*ours != NULL && strcmp(*ours, action) != 0)
+        ours++;
+    return *ours != NULL ? 0
+                         : err_set(e, ERR_BAD_REQUEST, "/action",
+                                   "action '%.32s' is not one of checksum, compare, snapshot, %s",
+                                   action, reset);
 }
 
 int dialect_replace(json_t **reply, json_t *value)

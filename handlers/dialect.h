@@ -16,6 +16,7 @@
 
 #include "base/err.h"
 #include "handlers/route.h"
+#include "handlers/rows/rows.h"
 #include "http/http_request.h"
 
 #include <jansson.h>
@@ -32,11 +33,12 @@ const char *dialect_name(enum route_dialect d);
 /* dialect_note_unknown - count the members of an object that its route ignores, and log each name
  * once.
  * @at     "sampling_params": where the object is; "": it is the body
- * @known  NULL-terminated; NULL: none
+ * @known  rows; NULL: none
+ * @flags  that a known row must have
  * @route  that is not strict
  * Threads: any. */
-void dialect_note_unknown(const json_t *object, const char *at, const char *const *known,
-                          const struct http_request *x, const struct route *route);
+void dialect_note_unknown(const json_t *object, const char *at, const struct member *known,
+                          unsigned flags, const struct http_request *x, const struct route *route);
 
 /* dialect_request - note unknown members of the query, and translate the body.
  * @route  of a dialect

@@ -3,6 +3,7 @@
 #define BATON_HANDLERS_ROUTE_H
 
 #include "base/err.h"
+#include "handlers/rows/member.h"
 #include "handlers/operation.h"
 #include "http/http_request.h"
 
@@ -81,9 +82,9 @@ struct route {
     bool json_optional; /* an empty body is {} */
     bool strict;        /* unknown members are refused */
     enum route_form form;
-    uint64_t body_max;          /* bytes; ROUTE_BODY_CONFIG = --json-body-max */
-    const char *const *members; /* JSON members, NULL-terminated; NULL: none */
-    const char *const *query;   /* query members, NULL-terminated; NULL: none */
+    uint64_t body_max;            /* bytes; ROUTE_BODY_CONFIG = --json-body-max */
+    const struct member *members; /* of the JSON body; NULL: none */
+    const struct member *query;   /* its rows with M_QUERY; NULL: none */
     const char *(*hint)(
         const char *member); /* the place where an unknown member belongs; or NULL */
     bool get_has_effects;    /* its GET changes the state of the server */
@@ -95,7 +96,7 @@ struct route {
     bool broadcasts; /* the request of a trainer that may broadcast its tensors before the answer */
     bool whole; /* the body is always parsed as a whole: `translate_request` makes or reads columns
                  */
-    const char *const *translated_members; /* members that `translate_request` may make: those of
+    const struct member *translated_members; /* members that `translate_request` may make: those of
                                               the native row; NULL: none */
     /* Pairs {client's name, native place such as "names/0"}: the first one that fits the field of a
      * native error. NULL: names are the same. */

@@ -101,7 +101,7 @@ const struct route routes[] = {
     CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX, update_start_members,
             OPERATION_UPDATE_START),
     {METHOD_POST, "/v1/update_weights", "update", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_TENSORS,
-     false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query,
+     false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_members,
      .operation = OPERATION_UPDATE},
     CONTROL("/v1/update_weights/verify", "updateVerify", false, ROUTE_FINISH_MAX,
             update_verify_members, OPERATION_UPDATE_VERIFY),
@@ -154,7 +154,7 @@ const struct route routes[] = {
             OPERATION_ABORT_REQUESTS),
 
     {METHOD_POST, "/v1/load_lora_adapter", "loraLoad", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_TENSORS,
-     false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, lora_load_members, lora_load_query,
+     false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, lora_load_members, lora_load_members,
      .operation = OPERATION_LORA_LOAD},
     CONTROL("/v1/unload_lora_adapter", "loraUnload", false, ROUTE_SMALL_MAX, lora_unload_members,
             OPERATION_LORA_UNLOAD),

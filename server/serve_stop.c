@@ -11,6 +11,7 @@
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "control/zmq_updates.h"
+#include "engine/lora/adapters.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/fleet_root.h"
@@ -24,6 +25,8 @@
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
@@ -225,7 +228,7 @@ static void free_generate(struct server *s)
     struct app_generate *g = &s->generate;
 
     lora_loads_free(g->loads);
-    server_free_engine(s);
+    adapters_free(g->adapters);
     pause_controller_free(s->app.pause_controller);
     generations_free(g->generations);
     admission_free(g->admission);
@@ -246,6 +249,8 @@ static void free_fleet(struct server *s)
 static void free_inputs(struct server *s)
 {
     model_spec_free(s->model_spec);
+    tokenizer_free(s->tokenizer);
+    chat_template_free(s->chat);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
         free(s->allow_path[i]);
 }

@@ -1,6 +1,7 @@
 /* The members of a request that say how its batch is laid out. */
 #include "handlers/batch/batch.h"
 #include "handlers/body.h"
+#include "handlers/rows/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,6 @@ static int parse_layout(enum batch_layout *out, const json_t *body, struct err *
 
 static int parse_step(struct batch_step *out, const json_t *item, const char *at, struct err *e)
 {
-    static const char *const members[] = {"trajectory_id", "step", NULL};
     char field[FIELD_MAX + sizeof "/trajectory_id"];
     const char *id = NULL;
     uint64_t step = 0;
@@ -42,7 +42,8 @@ static int parse_step(struct batch_step *out, const json_t *item, const char *at
         return err_set(e, ERR_BAD_REQUEST, at,
                        "%s; an object with 'trajectory_id' and 'step' is expected",
                        body_type_name(item));
-    if (body_only(item, at, members, e) != 0 || body_required(item, at, "trajectory_id", e) != 0 ||
+    if (body_only(item, at, step_rows, e) != 0 ||
+        body_required(item, at, "trajectory_id", e) != 0 ||
         body_str(&id, item, at, "trajectory_id", e) != 0 ||
         body_required(item, at, "step", e) != 0 ||
         body_u64(&step, item, at, "step", 0, INT32_MAX, e) != 0)

@@ -2,19 +2,12 @@
 #include "handlers/batch/replay_layout.h"
 
 #include "handlers/body.h"
+#include "handlers/rows/rows.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-static const char *const layout_members[] = {"pipeline_parallel_size",
-                                             "context_parallel_size",
-                                             "num_layers_in_first_pipeline_stage",
-                                             "num_layers_in_last_pipeline_stage",
-                                             "num_leading_dense_layers",
-                                             "sequence_multiple",
-                                             NULL};
 
 static const char *field_of(char field[ERR_FIELD_MAX], const char *at, const char *member)
 {
@@ -142,7 +135,7 @@ int replay_layout_parse(struct replay_layout *out, const json_t *object, const c
                         const struct model_config *model, struct err *e)
 {
     *out = (struct replay_layout){0};
-    if (body_only(object, at, layout_members, e) != 0 ||
+    if (body_only(object, at, replay_layout_rows, e) != 0 ||
         parse_sizes(out, object, at, model->n_layers, e) != 0 ||
         parse_stages(out, object, at, model->n_layers, e) != 0 ||
         check_dense(object, at, model, e) != 0)

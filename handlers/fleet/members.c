@@ -10,7 +10,6 @@
 #include "handlers/fleet/status.h"
 #include "handlers/reply.h"
 
-const char *const upstream_members[] = {"upstream", NULL};
 
 /* @body  out, too */
 static int parse(const char **out, struct api_object *body, const struct http_request *x,

@@ -13,7 +13,6 @@
 
 enum { PROVE_S_DEFAULT = 120, PROVE_S_MAX = 3600 };
 
-const char *const upstreams_prove_members[] = {"upstream", "checksums", "timeout_s", NULL};
 
 static int parse(struct fleet_proof_request *out, const struct app *app, const json_t *body,
                  struct err *e)

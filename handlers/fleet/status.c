@@ -362,13 +362,12 @@ int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
-const char *const upstream_ready_query[] = {"upstream", NULL};
 
 /* A pause or an update does not count: the engine holds its requests, and a router that took it out
  * would have none left. */
 int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct err *e)
 {
-    const char *name = http_request_query(x, upstream_ready_query[0]);
+    const char *name = http_request_query(x, "upstream");
     struct upstream_info info;
     struct upstream *it;
 

@@ -10,31 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const chat_members[] = {CHAT_MEMBERS "model",
-                                    "request_id",
-                                    "rid",
-                                    "session_id",
-                                    "user",
-                                    "stream",
-                                    "stream_options",
-                                    "echo",
-                                    "top_logprobs",
-                                    "max_completion_tokens",
-                                    "parallel_tool_calls",
-                                    "reasoning_effort",
-                                    "functions",
-                                    "function_call",
-                                    "mm_processor_kwargs",
-                                    "return_token_ids",
-                                    "return_prompt_text",
-                                    "return_tokens_as_token_ids",
-                                    "cache_salt",
-                                    "priority",
-                                    "kv_transfer_params",
-                                    "ec_transfer_params",
-                                    "return_routed_experts",
-                                    COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
-                                        GENERATE_SAMPLING_MEMBERS NULL};
 
 static const struct neutral_rule chat_rules[] = {
     {"echo", NEUTRAL_FALSE, 0},

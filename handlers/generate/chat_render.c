@@ -9,6 +9,7 @@
 #include "handlers/generate/generation_reply.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/rows/rows.h"
 #include "text/tokenizer.h"
 
 #include <stdio.h>
@@ -42,10 +43,10 @@ static json_t *sampling_json(const struct completions_op *op, const json_t *body
     json_t *o = json_object();
     int rc = o == NULL ? -1 : 0;
 
-    for (const char *const *m = generate_sampling_members; *m != NULL && rc == 0; m++) {
-        const json_t *v = body_given(body, *m);
+    for (const struct member *m = sampling_rows; m->name != NULL && rc == 0; m++) {
+        const json_t *v = body_given(body, m->name);
 
-        rc = v == NULL ? 0 : json_object_set(o, *m, (json_t *)(uintptr_t)v);
+        rc = v == NULL ? 0 : json_object_set(o, m->name, (json_t *)(uintptr_t)v);
     }
     if (rc == 0 && set_defaults(o, body, p) == 0 &&
         json_object_set_new(o, "max_tokens",

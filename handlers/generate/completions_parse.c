@@ -10,27 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const completions_members[] = {"model",
-                                           "prompt",
-                                           "request_id",
-                                           "rid",
-                                           "session_id",
-                                           "user",
-                                           "stream",
-                                           "stream_options",
-                                           "echo",
-                                           "suffix",
-                                           "add_special_tokens",
-                                           "return_token_ids",
-                                           "return_tokens_as_token_ids",
-                                           "cache_salt",
-                                           "priority",
-                                           "prompt_embeds",
-                                           "kv_transfer_params",
-                                           "ec_transfer_params",
-                                           "return_routed_experts",
-                                           COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
-                                               GENERATE_SAMPLING_MEMBERS NULL};
 
 static const struct neutral_rule completions_rules[] = {
     {"suffix", NEUTRAL_EMPTY, 0},

@@ -13,7 +13,6 @@
 
 enum { DETOKENIZE_TOKENS_MAX = 1 << 20 };
 
-const char *const detokenize_members[] = {"model", "tokens", "skip_special_tokens", NULL};
 
 static int check_model(const struct app *app, const json_t *body, struct err *e)
 {

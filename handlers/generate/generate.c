@@ -15,34 +15,12 @@
 #include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/rows/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-const char *const generate_members[] = {"token_ids",
-                                        "sampling_params",
-                                        "model",
-                                        "request_id",
-                                        "session_id",
-                                        "stream",
-                                        "stream_options",
-                                        "on_update",
-                                        "cache_salt",
-                                        "priority",
-                                        "features",
-                                        "kv_transfer_params",
-                                        "ec_transfer_params",
-                                        "return_token_ids",
-                                        "output_mode",
-                                        "content_parts",
-                                        "reasoning_ended",
-                                        "reasoning_parser_kwargs",
-                                        "token_offsets",
-                                        "assistant_tokens_mask",
-                                        "return_routed_experts",
-                                        "replay_layout",
-                                        NULL};
 
 const char *generate_hint(const char *member)
 {
@@ -57,10 +35,8 @@ const char *generate_hint(const char *member)
     for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0]; i++)
         if (strcmp(member, elsewhere[i][0]) == 0)
             return elsewhere[i][1];
-    for (const char *const *m = generate_sampling_members; *m != NULL; m++)
-        if (strcmp(member, *m) == 0)
-            return "it belongs inside sampling_params";
-    return NULL;
+    return member_find(sampling_rows, member, 0) != NULL ? "it belongs inside sampling_params"
+                                                         : NULL;
 }
 
 static const struct neutral_rule generate_rules[] = {{"priority", NEUTRAL_NUMBER, 0},
@@ -383,8 +359,8 @@ static int parse_sampling(struct generate_op *op, const json_t *body, bool stric
         body_object(&sampling, body, "", "sampling_params", e) != 0)
         return -1;
     if (!strict)
-        dialect_note_unknown(sampling, at + 1, generate_sampling_members, g->x, g->x->route);
-    else if (body_only(sampling, at, generate_sampling_members, e) != 0)
+        dialect_note_unknown(sampling, at + 1, sampling_rows, 0, g->x, g->x->route);
+    else if (body_only(sampling, at, sampling_rows, e) != 0)
         return -1;
     if (generate_params_parse(&g->params, sampling, at, g->app->generate->vocab_size,
                               g->app->generate->tokenizer, e) != 0)

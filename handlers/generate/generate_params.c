@@ -24,7 +24,6 @@ static const struct neutral_rule sampling_neutral[] = {
 #undef X
         {NULL, NEUTRAL_NULL, 0}};
 
-const char *const generate_sampling_members[] = {GENERATE_SAMPLING_MEMBERS NULL};
 
 static bool is_neutral(const json_t *v, const struct neutral_rule *rule)
 {

@@ -76,8 +76,6 @@ struct generate_params {
     uint32_t routes_start; /* first position of a prompt whose routes are in the reply */
 };
 
-/* generate_sampling_members - members of "sampling_params", NULL-terminated. */
-extern const char *const generate_sampling_members[];
 
 /* generate_params_init - set the defaults of gen_params_init, n = 1, special tokens skipped. */
 void generate_params_init(struct generate_params *p);

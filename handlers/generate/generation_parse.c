@@ -3,6 +3,7 @@
 
 #include "handlers/body.h"
 #include "handlers/generate/completion_text.h"
+#include "handlers/rows/rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +72,6 @@ int generation_parse_stream(struct generation_stream *out, const json_t *body, b
                             struct err *e)
 {
     static const char at[] = "/stream_options";
-    static const char *const members[] = {"include_usage", "continuous_usage_stats", NULL};
     struct generation_stream s = {0};
     const json_t *options = NULL;
 
@@ -82,7 +82,7 @@ int generation_parse_stream(struct generation_stream *out, const json_t *body, b
         return err_set(e, ERR_BAD_REQUEST, at,
                        "stream options are given, but 'stream' is not true");
     if (options != NULL &&
-        ((strict && body_only(options, at, members, e) != 0) ||
+        ((strict && body_only(options, at, stream_options_rows, e) != 0) ||
          body_bool(&s.usage_last, options, at, "include_usage", e) != 0 ||
          body_bool(&s.usage_each, options, at, "continuous_usage_stats", e) != 0))
         return -1;

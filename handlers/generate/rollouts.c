@@ -9,23 +9,12 @@
 #include "handlers/generate/generation_parse.h"
 #include "handlers/generate/routed_experts.h"
 #include "handlers/route.h"
+#include "handlers/rows/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-const char *const rollouts_members[] = {"prompts",
-                                        "sampling_params",
-                                        "model",
-                                        "request_id",
-                                        "session_id",
-                                        "stream",
-                                        "on_update",
-                                        "cache_salt",
-                                        "priority",
-                                        "return_routed_experts",
-                                        BATCH_OPTIONS_MEMBERS,
-                                        NULL};
 
 const char *rollouts_hint(const char *member)
 {
@@ -141,7 +130,7 @@ static int parse_sampling(struct generation *g, const json_t *body, struct err *
 
     if (body_required(body, "", "sampling_params", e) != 0 ||
         body_object(&sampling, body, "", "sampling_params", e) != 0 ||
-        body_only(sampling, at, generate_sampling_members, e) != 0 ||
+        body_only(sampling, at, sampling_rows, e) != 0 ||
         generate_params_parse(&g->params, sampling, at, g->app->generate->vocab_size,
                               g->app->generate->tokenizer, e) != 0)
         return -1;

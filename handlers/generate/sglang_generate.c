@@ -15,6 +15,7 @@
 #include "handlers/dialect.h"
 #include "handlers/generate/routed_experts.h"
 #include "handlers/route.h"
+#include "handlers/rows/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,30 +58,6 @@
 
 /* Members in this list that the code below does not read have no effect here: names, labels, hints
  * for routers and caches. */
-const char *const sglang_generate_members[] = {"text",
-                                               "input_ids",
-                                               "sampling_params",
-                                               "rid",
-                                               "stream",
-                                               "lora_path",
-                                               "return_logprob",
-                                               "logprob_start_len",
-                                               "top_logprobs_num",
-                                               "return_text_in_logprobs",
-                                               "return_routed_experts",
-                                               "routed_experts_start_len",
-                                               "session_id",
-                                               "conversation_id",
-                                               "routing_key",
-                                               "routed_dp_rank",
-                                               "data_parallel_rank",
-                                               "extra_key",
-                                               "cache_salt",
-                                               "log_metrics",
-                                               "no_logs",
-                                               "custom_labels",
-                                               "received_time",
-                                               REQUEST_NEUTRAL(MEMBER) NULL};
 
 static const struct neutral_rule request_rules[] = {REQUEST_NEUTRAL(RULE){NULL, NEUTRAL_NULL, 0}};
 static const struct neutral_rule sampling_rules[] = {{"stop_regex", NEUTRAL_EMPTY, 0},
@@ -92,37 +69,6 @@ static const struct neutral_rule sampling_rules[] = {{"stop_regex", NEUTRAL_EMPT
                                                      {"watermark", NEUTRAL_NULL, 0},
                                                      {"beam_width", NEUTRAL_NUMBER, 1},
                                                      {NULL, NEUTRAL_NULL, 0}};
-
-/* All of sampling_params. SGLang fails a request with another one, such as max_tokens, too. */
-static const char *const sampling_names[] = {"max_new_tokens",
-                                             "min_new_tokens",
-                                             "n",
-                                             "temperature",
-                                             "top_p",
-                                             "top_k",
-                                             "min_p",
-                                             "frequency_penalty",
-                                             "presence_penalty",
-                                             "repetition_penalty",
-                                             "logit_bias",
-                                             "stop",
-                                             "stop_token_ids",
-                                             "ignore_eos",
-                                             "skip_special_tokens",
-                                             "spaces_between_special_tokens",
-                                             "no_stop_trim",
-                                             "seed",
-                                             "sampling_seed",
-                                             "stream_interval",
-                                             "stop_regex",
-                                             "json_schema",
-                                             "regex",
-                                             "ebnf",
-                                             "structural_tag",
-                                             "custom_params",
-                                             "watermark",
-                                             "beam_width",
-                                             NULL};
 
 /* SGLang's sampling members and the native members with the same meaning. */
 static const struct dialect_member sampling_members[] = {
@@ -264,7 +210,7 @@ static int parse_sampling(struct sglang_op *op, const json_t *flat, struct err *
     int rc;
 
     if (body_object(&sampling, flat, "", "sampling_params", e) != 0 ||
-        body_only(sampling, SAMPLING_AT, sampling_names, e) != 0 ||
+        body_only(sampling, SAMPLING_AT, sglang_sampling_rows, e) != 0 ||
         generate_check_neutral(sampling, SAMPLING_AT, sampling_rules, e) != 0 ||
         parse_lengths(op, sampling, e) != 0 ||
         body_bool(&g->params.include_stop_str, sampling, SAMPLING_AT, "no_stop_trim", e) != 0 ||

@@ -14,7 +14,6 @@
 
 enum { TOKENIZE_PROMPT_NBYTES_MAX = 8 << 20 };
 
-const char *const tokenize_members[] = {CHAT_MEMBERS "model", "prompt", "return_token_strs", NULL};
 
 struct tokenize_req {
     const char *model, *prompt; /* borrowed from the body */

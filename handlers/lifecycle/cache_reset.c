@@ -7,7 +7,6 @@
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 
-const char *const reset_cache_members[] = {"running", "external", NULL};
 
 static int running_parse(bool *out, struct http_request *x, struct err *e)
 {

@@ -14,8 +14,6 @@
 
 enum { ABORT_IDS_MAX = 65536, REQUEST_ID_LEN_MAX = 256 };
 
-const char *const pause_members[] = {"mode", "new_requests", "lease_s", "timeout_s", "owner", NULL};
-const char *const abort_requests_members[] = {"request_ids", "all", NULL};
 
 /* A pause request that waits for its acknowledgement. */
 struct pending_pause {

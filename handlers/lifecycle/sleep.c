@@ -9,8 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const sleep_members[] = {"level", "tags", NULL};
-const char *const wake_members[] = {"tags", NULL};
 
 /* No tags mean all. cuda_graph is a tag of other servers that has no effect here: alone it gives
  * *out = 0. */

@@ -8,7 +8,6 @@
 #include "handlers/lora/lora_json.h"
 #include "handlers/reply.h"
 
-const char *const lora_unload_members[] = {"lora_name", "lora_int_id", NULL};
 
 static int need_engine(const struct app_generate *generate, struct err *e)
 {

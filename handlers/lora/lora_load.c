@@ -30,40 +30,6 @@ enum {
     LORA_TIMEOUT_S_MAX = 600
 };
 
-const char *const lora_load_members[] = {"lora_name",
-                                         "lora_path",
-                                         "load_inplace",
-                                         "pinned",
-                                         "if_revision",
-                                         "allow_partial",
-                                         "timeout_s",
-                                         "names",
-                                         "dtypes",
-                                         "dtype_names",
-                                         "shapes",
-                                         "sizes",
-                                         "packed",
-                                         "checksums",
-                                         "shm",
-                                         "ipc_handles",
-                                         "ipc_handles_pickled",
-                                         "tensor_sizes",
-                                         "per_gpu",
-                                         "metadata_by_gpu",
-                                         "buckets",
-                                         "transport",
-                                         "expected_digest",
-                                         "bucket_nbytes",
-                                         "packed_buffer_size_bytes",
-                                         "group_name",
-                                         "adapter_config",
-                                         "is_3d_lora_weight",
-                                         "lora_int_id",     /* sent by vLLM's clients, */
-                                         "base_model_name", /* without effect here */
-                                         NULL};
-const char *const lora_load_query[] = {
-    "lora_name",     "load_inplace", "pinned",         "if_revision",
-    "allow_partial", "timeout_s",    "adapter_config", NULL};
 
 static void load_free(struct lora_load *l)
 {

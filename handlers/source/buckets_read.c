@@ -3,6 +3,7 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/rows/rows.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/tensor_list_json.h"
 #include "memory/device.h"
@@ -16,15 +17,6 @@
 _Static_assert((int)IPC_RANKS_MAX <= (int)IPC_GPUS_MAX, "gpu_match has room for as many");
 
 enum { LIST_TEXT_MAX = 200 };
-
-static const char *const bucket_members[] = {
-    "names",        "dtypes",    "dtype_names",     "shapes",      "sizes",
-    "packed",       "checksums", "plan_id",         "ipc_handles", "ipc_handles_pickled",
-    "tensor_sizes", "per_gpu",   "metadata_by_gpu", "rank",        NULL,
-};
-static const char *const list_members[] = {
-    "names", "dtypes", "dtype_names", "shapes", "sizes", "checksums", NULL,
-};
 
 void ipc_request_fini(struct ipc_request *q)
 {
@@ -96,7 +88,7 @@ static int read_list(struct ipc_bucket_json *p, const char *key, const json_t *o
             "the list of a GPU must be an object {names, dtypes, shapes, sizes?, checksums?}");
     list->object = object;
     p->n_lists++;
-    return body_only(object, list->at, list_members, e);
+    return body_only(object, list->at, per_gpu_rows, e);
 }
 
 /* Next to lists for each GPU there may be columns for all (SkyRL sends those of rank 0). They
@@ -181,12 +173,11 @@ static int check_outer_members(const json_t *body, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
-    for (size_t i = 0; bucket_members[i] != NULL; i++) {
-        if (body_given(body, bucket_members[i]) == NULL)
+    for (const struct member *m = bucket_rows; m->name != NULL; m++) {
+        if (body_given(body, m->name) == NULL)
             continue;
-        (void)snprintf(field, sizeof field, "/%s", bucket_members[i]);
-        return err_set(e, ERR_BAD_REQUEST, field, "with buckets, send %s in each of them",
-                       bucket_members[i]);
+        (void)snprintf(field, sizeof field, "/%s", m->name);
+        return err_set(e, ERR_BAD_REQUEST, field, "with buckets, send %s in each of them", m->name);
     }
     return 0;
 }
@@ -206,7 +197,7 @@ static int read_buckets(struct ipc_request *q, const json_t *buckets, size_t n, 
                            "a bucket is an object {names, dtypes, shapes, ipc_handles or "
                            "ipc_handles_pickled, ...}");
         q->n_buckets++; /* counted before it is read: ipc_request_fini frees what it has */
-        if (body_only(p->object, p->at, bucket_members, e) != 0 ||
+        if (body_only(p->object, p->at, bucket_rows, e) != 0 ||
             read_bucket(p, &q->buckets[q->n_buckets - 1], e) != 0)
             return -1;
     }

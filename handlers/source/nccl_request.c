@@ -146,11 +146,9 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
 bool route_accepts_nccl(const struct http_request *x)
 {
     const struct route *route = x->route;
-    bool may = route->translated_members == NULL;
 
-    for (size_t i = 0; !may && route->translated_members[i] != NULL; i++)
-        may = strcmp(route->translated_members[i], "transport") == 0;
-    return may;
+    return route->translated_members == NULL ||
+           member_find(route->translated_members, "transport", 0) != NULL;
 }
 
 void update_refused(struct app *app, const struct http_request *x, const json_t *body,

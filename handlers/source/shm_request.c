@@ -1,5 +1,6 @@
 /* The `shm` member: one packed bucket, or one range for each tensor. */
 #include "handlers/body.h"
+#include "handlers/rows/rows.h"
 #include "handlers/source/source_json.h"
 #include "transport/shm.h"
 
@@ -8,11 +9,9 @@
 
 static int read_range(struct shm_range *out, const json_t *object, const char *at, struct err *e)
 {
-    static const char *const members[] = {"name", "offset", "nbytes", NULL};
-
     if (!json_is_object(object))
         return err_set(e, ERR_BAD_REQUEST, at, "a range is an object {name, offset, nbytes}");
-    if (body_only(object, at, members, e) != 0 || body_required(object, at, "name", e) != 0 ||
+    if (body_only(object, at, shm_rows, e) != 0 || body_required(object, at, "name", e) != 0 ||
         body_str(&out->name, object, at, "name", e) != 0 ||
         body_u64(&out->offset, object, at, "offset", 0, INT64_MAX, e) != 0 ||
         body_required(object, at, "nbytes", e) != 0 ||

@@ -20,7 +20,6 @@ enum {
     EVENTS_TYPES_MAX = 32
 };
 
-const char *const events_query[] = {"types", NULL};
 
 /* The first part of each name, up to its dot. */
 static const char *const families[] = {

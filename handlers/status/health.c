@@ -18,11 +18,10 @@ int handle_live(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-const char *const ready_query[] = {"for", NULL};
 
 int ready_is_for_control(bool *out, const struct http_request *x, struct err *e)
 {
-    const char *value = http_request_query(x, ready_query[0]);
+    const char *value = http_request_query(x, "for");
 
     *out = value != NULL && strcmp(value, "control") == 0;
     if (*out || value == NULL || strcmp(value, "generate") == 0)

@@ -13,7 +13,6 @@
 
 #include <stdio.h>
 
-const char *const preflight_members[] = {"ipc_handles", "ipc_handles_pickled", NULL};
 
 static bool is_given(const json_t *body, const char *member)
 {

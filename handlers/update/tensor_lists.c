@@ -8,8 +8,6 @@
 #include "weights/update/list_cache.h"
 #include "weights/update/update.h"
 
-const char *const tensor_list_members[] = {"names", "dtypes",  "dtype_names", "shapes",
-                                           "sizes", "convert", NULL};
 
 /* @tensor_list  one reference; replaced by one to an equal list if that is cached */
 static int register_list(const struct app_weights *weights, struct http_request *x,

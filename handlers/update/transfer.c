@@ -21,23 +21,6 @@ enum {
                  only the store shows whether the trainer is alive */
 };
 
-const char *const transfer_init_members[] = {
-    "transport",
-    "world_size",
-    "rank_offset",
-    "nccl_unique_id",
-    "master_address",
-    "master_port",
-    "group_name",
-    "timeout_s",
-    "warm_up",
-    "packed",
-    "bucket_nbytes",
-    "packed_buffer_size_bytes",
-    "packed_num_buffers",
-    NULL,
-};
-const char *const transfer_delete_members[] = {"group_name", NULL}; /* for dialects */
 
 /* A request to be answered when the join or the leave is done. */
 struct join_waiter {
@@ -150,15 +133,13 @@ static int check_ipc_members(const json_t *body, struct err *e)
     bool packed = false; /* ignored: visible in the handles */
     char field[32];
 
-    for (size_t i = 0; transfer_init_members[i] != NULL; i++) {
-        const char *member = transfer_init_members[i];
-
-        if (strcmp(member, "transport") == 0 || strcmp(member, "packed") == 0 ||
-            body_given(body, member) == NULL)
+    for (const struct member *m = transfer_init_members; m->name != NULL; m++) {
+        if (strcmp(m->name, "transport") == 0 || strcmp(m->name, "packed") == 0 ||
+            body_given(body, m->name) == NULL)
             continue;
-        (void)snprintf(field, sizeof field, "/%s", member);
+        (void)snprintf(field, sizeof field, "/%s", m->name);
         return err_set(e, ERR_BAD_REQUEST, field, "%s is for a group, and transport ipc has none",
-                       member);
+                       m->name);
     }
     return body_bool(&packed, body, "", "packed", e);
 }

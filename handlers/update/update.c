@@ -25,44 +25,6 @@
 #include <string.h>
 #include <strings.h>
 
-const char *const update_members[] = {
-    "update_id",
-    "names",
-    "dtypes",
-    "dtype_names",
-    "shapes",
-    "sizes",
-    "packed",
-    "checksums",
-    "weight_version",
-    "plan_id",
-    "partial",
-    "convert",
-    "chunk_id",
-    "shm",
-    "path",
-    "ipc_handles",
-    "ipc_handles_pickled",
-    "tensor_sizes",
-    "per_gpu",
-    "metadata_by_gpu",
-    "buckets",
-    "serialized_named_tensors",
-    "serialized_format",
-    "placement",
-    "transport",
-    "expected_digest",
-    "bucket_nbytes",
-    "packed_buffer_size_bytes",
-    "group_name",
-    "abort_requests",
-    "selector",
-    "trainer_rank",
-    NULL,
-};
-const char *const update_query[] = {
-    "update_id", "weight_version", "partial", "convert", "chunk_id", "trainer_rank", NULL,
-};
 
 /* The missing tensors of a whole update (new), or NULL. */
 static json_t *missing_json(const struct update_chunk *c, const struct err *e)

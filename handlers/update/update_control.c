@@ -18,13 +18,6 @@
 
 enum { REASON_MAX = 200 };
 
-const char *const update_start_members[] = {"weight_version", "partial",   "convert",
-                                            "lease_s",        "placement", "selector",
-                                            "trainer_ranks",  NULL};
-const char *const update_verify_members[] = {"update_id", "checksums", NULL};
-const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
-const char *const update_abort_members[] = {"update_id", "reason", NULL};
-const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
 
 static int start_parse(struct update_start *req, const json_t *body, struct err *e)
 {

@@ -23,7 +23,6 @@
 
 enum { KEY_SHOWN = 64, TIMEOUT_MS_MAX = 86400000 };
 
-const char *const update_zmq_members[] = {"zmq_handles", "weight_version", "timeout_ms", NULL};
 
 /* The GPUs that the request names. @set  zeroed; receives their UUIDs, no handles */
 static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err *e)

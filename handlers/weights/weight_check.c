@@ -22,7 +22,6 @@
 
 enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
 
-const char *const weights_check_members[] = {"action", "baseline", "skip", "must_match", NULL};
 
 static json_t *snapshot; /* owned: sums by name; NULL: no snapshot yet; guarded by check_running */
 static atomic_flag check_running = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */

@@ -16,7 +16,6 @@ enum { DIFF_LIMIT_DEFAULT = 1000, DIFF_LIMIT_MAX = 10000 };
 #define DIFF_ALL   "all"
 #define DIFF_EQUAL "equal_to_another"
 
-const char *const weights_diff_query[] = {"change", "limit", "offset", NULL};
 
 struct diff_req {
     const char *change; /* borrowed from the request */

@@ -21,8 +21,6 @@
 
 enum { HANDLE_TEXT_LEN = BASE64_ENCODE_RAW_LENGTH(DEVICE_IPC_NBYTES) };
 
-const char *const handles_query[] = {"lease_s", NULL};
-const char *const handles_renew_members[] = {"lease_id", "lease_s", NULL};
 
 static int refuse_memory(struct err *e)
 {

@@ -10,7 +10,6 @@
 #include "handlers/update_members.h"
 #include "weights/store/store.h"
 
-const char *const weights_label_members[] = {"weight_version", "if_serial", "abort_requests", NULL};
 
 static void log_labelled(const char *label, uint64_t serial)
 {

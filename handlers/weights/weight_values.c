@@ -12,7 +12,6 @@
 
 enum { VALUES_MAX = 1 << 20, ROWS_DEFAULT = 100 };
 
-const char *const weight_values_members[] = {"name", "truncate_size", NULL};
 
 struct values_req {
     const char *name; /* borrowed from the body */

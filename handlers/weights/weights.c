@@ -21,7 +21,6 @@ _Static_assert((int)VERSION_LABEL_MAX <= (int)HTTP_REQUEST_HEADER_VALUE_MAX,
 
 enum { DOWNLOAD_MEMORY_SHARE = 2 }; /* a copy may take half of the free memory */
 
-const char *const weights_list_query[] = {"checksums", NULL};
 
 static json_t *label_or_null(struct store *s, uint64_t serial)
 {

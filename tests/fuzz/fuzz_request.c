@@ -22,9 +22,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
         }                                                                                          \
     } while (0)
 
-static const char *const members[] = {"names",  "dtypes",         "shapes",  "sizes",
-                                      "packed", "weight_version", "lease_s", "temperature",
-                                      "shm",    "a/b~c",          NULL};
+static const struct member members[] = {{.name = "names"},
+                                        {.name = "dtypes"},
+                                        {.name = "shapes"},
+                                        {.name = "sizes"},
+                                        {.name = "packed"},
+                                        {.name = "weight_version"},
+                                        {.name = "lease_s"},
+                                        {.name = "temperature"},
+                                        {.name = "shm"},
+                                        {.name = "a/b~c"},
+                                        {0}};
 static const struct route strict = {
     .body = BODY_JSON, .strict = true, .form = FORM_NATIVE, .members = members};
 static const struct route lenient = {.body = BODY_JSON, .form = FORM_OPENAI, .members = members};
@@ -111,15 +119,15 @@ static void check_accepted(const json_t *o, const struct route *route)
 
     CHECK(json_is_object(o));
     CHECK(depth_of(o) <= BODY_DEPTH_MAX);
-    for (size_t i = 0; members[i] != NULL; i++)
-        read_member(o, members[i]);
+    for (size_t i = 0; members[i].name != NULL; i++)
+        read_member(o, members[i].name);
     json_object_foreach((json_t *)(uintptr_t)o, name, value)
     {
         bool known = false;
 
         (void)value;
-        for (size_t i = 0; members[i] != NULL; i++)
-            known = known || strcmp(members[i], name) == 0;
+        for (size_t i = 0; members[i].name != NULL; i++)
+            known = known || strcmp(members[i].name, name) == 0;
         CHECK(known || !route->strict);
     }
 }

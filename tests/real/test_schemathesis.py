@@ -1,4 +1,4 @@
-"""schemathesis over openapi/baton.yaml: no answer that the document does not know, and no 500. A
+"""schemathesis over openapi/baton.json: no answer that the document does not know, and no 500. A
 503 that it knows is right: the tool puts the server to sleep among other things, and asks on.
 Usage: test_schemathesis.py --baton PROGRAM"""
 
@@ -27,7 +27,7 @@ def main():
         tempfile.TemporaryDirectory(prefix="baton-real-") as folder,
         real_world.embedded(args) as server,
     ):
-        command = [tool, "run", ROOT / "openapi" / "baton.yaml", "--url", server.url]
+        command = [tool, "run", ROOT / "openapi" / "baton.json", "--url", server.url]
         command += ["--checks", CHECKS, "--max-examples", str(EXAMPLES), "--seed", "1"]
         command += ["--exclude-path-regex", LEFT_OUT, "--request-timeout", "20", "--no-color"]
         command += ["--phases", "examples,coverage,fuzzing"]

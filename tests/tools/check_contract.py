@@ -1,14 +1,12 @@
-"""openapi/baton.yaml and the program say the same: routes, members, query members, error codes.
+"""openapi/baton.json and the program say the same: routes, members, query members, error codes.
 docs/errors.md has every error code, with the program's status and retryability, in its table and in
 a section of its own.
-Usage: check_contract.py PRINT_CONTRACT BATON_YAML ERRORS_MD"""
+Usage: check_contract.py PRINT_CONTRACT BATON_JSON ERRORS_MD"""
 
 import json
 import re
 import subprocess
 import sys
-
-import yaml
 
 
 def described(document):
@@ -62,7 +60,7 @@ def errors_wrong(text, program):
 def main():
     program = json.loads(subprocess.run([sys.argv[1]], check=True, capture_output=True).stdout)
     with open(sys.argv[2], encoding="utf-8") as f:
-        document = yaml.safe_load(f)
+        document = json.load(f)
     rows = described(document)
     wrong, seen, operations = [], set(), set()
     for route in merged(program["routes"]):

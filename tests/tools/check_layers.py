@@ -2,7 +2,7 @@
 """The layers of the tree, checked: which room may include which, and which files may use which library.
 
 A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
-of handlers/ may include handlers/, handlers/source/, handlers/batch/ and itself, and no other folder of
+of handlers/ may include handlers/, those of SHARED and itself, and no other folder of
 handlers/. The same holds for the functions that they call: BUILD is the folder of the object files. A folder
 of fleet/ calls only those before it in the row of its room. A private header, *_priv.h, may be included in its
 own room only. Files that call each other in a circle are counted for each room.
@@ -13,14 +13,14 @@ import re
 import subprocess
 import sys
 
-SHARED = ("source", "batch")  # folders of handlers/ that the others may include
+SHARED = ("rows", "source", "batch")  # folders of handlers/ that the others may include
 FILES_MAX = 40  # sources and headers in one folder
 
 # Files in each circle of calls that has more than CIRCLE_MAX, by room. Other circles are small ones.
 CIRCLE_MAX = 2
 CIRCLES = {
     "weights": [10, 5, 3], "text": [8, 5, 3], "http": [9], "control": [3], "fleet": [5, 3, 3],
-    "handlers": [5, 3], "server": [7],
+    "handlers": [5, 3], "server": [8],
 }
 
 # Headers that are included from a folder before theirs in the row of fleet/: the control plane is one struct.

@@ -9,16 +9,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-const char *const areal_disk_members[] = {"model_path", "load_format", "abort_all_requests", NULL};
-const char *const areal_group_members[] = {
-    "master_address", "master_port", "rank_offset", "world_size", "backend", "group_name", NULL};
-const char *const areal_meta_members[] = {"names", "dtypes", "shapes", "group_name", NULL};
-const char *const areal_lora_members[] = {
-    "lora_model_path", "lora_name",          "lora_int_id", "base_model_name",
-    "load_format",     "abort_all_requests", NULL};
-const char *const areal_lora_tensors_members[] = {
-    "names",     "dtypes",     "shapes",    "group_name",      "lora_name",           "lora_int_id",
-    "lora_rank", "lora_alpha", "lora_bias", "base_model_name", "lora_target_modules", NULL};
 
 /* The tensor list of the next update; NULL: none. Owned; the thread that takes it by an exchange
  * owns it then. Acquire and release, because another thread reads the JSON. */

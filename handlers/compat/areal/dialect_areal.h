@@ -14,9 +14,9 @@
 
 struct app;
 
-extern const char *const areal_disk_members[], *const areal_group_members[];
-extern const char *const areal_meta_members[], *const areal_lora_members[];
-extern const char *const areal_lora_tensors_members[];
+extern const struct member areal_disk_members[], areal_group_members[];
+extern const struct member areal_meta_members[], areal_lora_members[];
+extern const struct member areal_lora_tensors_members[];
 /* For errors too. */
 extern const struct dialect_member areal_update_pairs[], areal_lora_pairs[],
     areal_lora_tensors_pairs[];
@@ -44,7 +44,7 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
 
 #define AREAL_WEIGHTS                                                                              \
     AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights", "arealUpdate", OPERATION_UPDATE,           \
-              .members = areal_disk_members, .translated_members = sglang_disk_translated,         \
+              .members = areal_disk_members, .translated_members = update_members,         \
               .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,        \
               .translate_response = sglang_update_response),                                       \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_init_weights_update_group", "arealInitGroup",           \

@@ -4,11 +4,6 @@
 
 #include "handlers/body.h"
 
-const char *const prime_rl_update_members[] = {"weight_dir", NULL};
-const char *const prime_rl_update_translated[] = {"path", NULL};
-const char *const prime_rl_broadcaster_members[] = {
-    "host",    "port",       "rank_offset", "inference_world_size", "quantize_in_weight_transfer",
-    "timeout", "session_id", NULL};
 
 const struct dialect_member prime_rl_update_pairs[] = {{"weight_dir", "path"}, {0}};
 

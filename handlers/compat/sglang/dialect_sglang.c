@@ -10,27 +10,6 @@
 
 enum { PORT_DIGITS_MAX = 5 };
 
-const char *const sglang_group_members[] = {"master_address", "master_port", "rank_offset",
-                                            "world_size",     "group_name",  "backend",
-                                            "pp_rank",        NULL};
-const char *const sglang_leave_members[] = {"group_name", NULL};
-const char *const sglang_distributed_members[] = {
-    "names",          "dtypes",      "shapes",
-    "group_name",     "flush_cache", "abort_all_requests",
-    "weight_version", "load_format", "torch_empty_cache",
-    "selector",       NULL};
-const char *const sglang_begin_members[] = {"selector", NULL};
-const char *const sglang_disk_members[] = {
-    "model_path", "load_format",       "abort_all_requests", "weight_version",
-    "is_async",   "torch_empty_cache", "keep_pause",         "recapture_cuda_graph",
-    "token_step", "flush_cache",       "manifest",           NULL};
-const char *const sglang_disk_translated[] = {"path", "weight_version", "abort_requests", NULL};
-const char *const sglang_ipc_members[] = {"zmq_handles", "flush_cache", "weight_version",
-                                          "torch_empty_cache", NULL};
-const char *const sglang_label_members[] = {"new_version", "abort_all_requests", NULL};
-const char *const sglang_no_members[] = {NULL};
-const char *const sglang_checker_members[] = {"action", "allow_quant_error", "skip_tensor_list",
-                                              "selector", NULL};
 
 /* Some trainers send the port as a string of digits. The native route refuses any other string. */
 static int port_to_number(json_t *body, struct err *e)

@@ -19,16 +19,16 @@ typedef int sglang_request(json_t **body, const struct http_request *x, struct e
 typedef int sglang_response(json_t **reply, const struct http_request *x);
 
 /* dialect_sglang.c: weights and the group that brings them */
-extern const char *const sglang_group_members[], *const sglang_leave_members[];
-extern const char *const sglang_distributed_members[];
-extern const char *const sglang_disk_members[], *const sglang_disk_translated[];
-extern const char *const sglang_ipc_members[], *const sglang_no_members[];
-extern const char *const sglang_begin_members[];
+extern const struct member sglang_group_members[], sglang_leave_members[];
+extern const struct member sglang_distributed_members[];
+extern const struct member sglang_disk_members[];
+extern const struct member sglang_ipc_members[];
+extern const struct member sglang_begin_members[];
 /* For errors too. */
 extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[],
     sglang_checker_pairs[];
 extern const struct dialect_member sglang_distributed_pairs[];
-extern const char *const sglang_checker_members[], *const sglang_label_members[];
+extern const struct member sglang_checker_members[], sglang_label_members[];
 sglang_request sglang_group_request, sglang_distributed_request, sglang_disk_request,
     sglang_ipc_request;
 sglang_request sglang_leave_request, sglang_begin_request, sglang_end_request,
@@ -39,10 +39,10 @@ sglang_response sglang_group_response, sglang_leave_response, sglang_begin_respo
 sglang_response sglang_checker_response, sglang_label_response, sglang_reset_response;
 
 /* dialect_sglang_life.c: pause, memory, requests, adapters */
-extern const char *const sglang_pause_members[], *const sglang_continue_members[];
-extern const char *const sglang_memory_members[], *const sglang_abort_members[];
-extern const char *const sglang_lora_members[], *const sglang_lora_unload_members[];
-extern const char *const sglang_lora_tensors_members[];
+extern const struct member sglang_pause_members[], sglang_continue_members[];
+extern const struct member sglang_memory_members[], sglang_abort_members[];
+extern const struct member sglang_lora_members[], sglang_lora_unload_members[];
+extern const struct member sglang_lora_tensors_members[];
 extern const struct dialect_member sglang_abort_pairs[]; /* for errors only */
 sglang_request sglang_pause_request, sglang_release_request, sglang_memory_request,
     sglang_abort_request;
@@ -52,7 +52,7 @@ sglang_response sglang_pause_response, sglang_continue_response, sglang_flush_re
     sglang_lora_response;
 
 /* dialect_sglang_view.c: information about the server */
-extern const char *const sglang_info_query[], *const sglang_loads_query[];
+extern const struct member sglang_info_query[], sglang_loads_query[];
 sglang_response sglang_model_response, sglang_server_response, sglang_version_response,
     sglang_load_response;
 sglang_response sglang_loads_response;
@@ -116,7 +116,7 @@ sglang_response sglang_loads_response;
         SGLANG_SESSION, SGLANG_BUCKETS,                                                            \
         SGLANG_CONTROL(                                                                            \
             "/update_weights_from_disk", "sglangUpdateDisk", OPERATION_UPDATE,                     \
-            .members = sglang_disk_members, .translated_members = sglang_disk_translated,          \
+            .members = sglang_disk_members, .translated_members = update_members,          \
             .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,          \
             .translate_response = sglang_disk_response),                                           \
         SGLANG_CONTROL("/update_weights_from_ipc", "sglangUpdateIpc", OPERATION_UPDATE_ZMQ,        \
@@ -171,7 +171,7 @@ sglang_response sglang_loads_response;
 /* Refused with a reason, which is more help than a 404. */
 #define SGLANG_REFUSED(path, id)                                                                   \
     SGLANG_CONTROL(path, id, OPERATION_UNSUPPORTED, .translate_request = sglang_refused_request,   \
-                   .translated_members = sglang_no_members)
+                   .translated_members = no_members)
 #define SGLANG_REFUSALS                                                                            \
     SGLANG_REFUSED("/slow_down", "sglangSlowDown"),                                                \
         SGLANG_REFUSED("/set_internal_state", "sglangSetState"),                                   \
@@ -227,7 +227,7 @@ sglang_response sglang_loads_response;
         SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG,    \
                    "/load_lora_adapter_from_tensors", "sglangLoadLoraTensors",                     \
                    OPERATION_UNSUPPORTED, .members = sglang_lora_tensors_members,                  \
-                   .translated_members = sglang_no_members,                                        \
+                   .translated_members = no_members,                                        \
                    .translate_request = sglang_lora_tensors_request),                              \
         SGLANG_VIEWS, SGLANG_GENERATE,
 

@@ -5,22 +5,6 @@
 
 #include <string.h>
 
-const char *const sglang_pause_members[] = {"mode", NULL};
-const char *const sglang_continue_members[] = {"torch_empty_cache", NULL};
-const char *const sglang_memory_members[] = {"tags", NULL};
-const char *const sglang_abort_members[] = {"rid", "abort_all", "abort_message", NULL};
-const char *const sglang_lora_members[] = {"lora_name", "lora_path",    "pinned",
-                                           "lora_id",   "load_inplace", NULL};
-const char *const sglang_lora_unload_members[] = {"lora_name", "lora_id", "lora_int_id", NULL};
-const char *const sglang_lora_tensors_members[] = {"lora_name",
-                                                   "config_dict",
-                                                   "serialized_tensors",
-                                                   "serialized_named_tensors",
-                                                   "pinned",
-                                                   "added_tokens_config",
-                                                   "lora_id",
-                                                   "load_format",
-                                                   NULL};
 
 int sglang_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {

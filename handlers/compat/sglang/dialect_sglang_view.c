@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const sglang_info_query[] = {"config_format", NULL};
-const char *const sglang_loads_query[] = {"include", "dp_rank", "format", NULL};
 
 /* status[section][member]; borrowed; NULL if one is missing. */
 static json_t *status_member(const json_t *status, const char *section, const char *member)

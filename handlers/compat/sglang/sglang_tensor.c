@@ -6,10 +6,6 @@
 
 #include <string.h>
 
-const char *const sglang_tensor_members[] = {
-    "serialized_named_tensors", "load_format",    "flush_cache",
-    "abort_all_requests",       "weight_version", "disable_draft_model",
-    "torch_empty_cache",        "selector",       NULL};
 
 /* The pickles themselves show which of the two forms they have. */
 static int check_format(const json_t *body, struct err *e)

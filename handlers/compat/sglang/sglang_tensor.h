@@ -15,7 +15,7 @@
 
 #include <jansson.h>
 
-extern const char *const sglang_tensor_members[];
+extern const struct member sglang_tensor_members[];
 extern const struct dialect_member sglang_tensor_pairs[]; /* for errors too */
 int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e);
 

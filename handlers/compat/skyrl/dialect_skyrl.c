@@ -13,17 +13,6 @@ enum {
     RPC_TIMEOUT_MS_MAX = 86400000
 };
 
-const char *const skyrl_rpc_members[] = {"method", "kwargs", "args", "timeout", NULL};
-const char *const skyrl_no_members[] = {NULL};
-const char *const skyrl_lora_members[] = {"lora_name", "lora_path", NULL};
-const char *const skyrl_lora_translated[] = {"lora_name", "lora_path", "load_inplace", NULL};
-const char *const skyrl_generate_members[] = {"token_ids", "sampling_params", "cache_salt",
-                                              "model",     "features",        NULL};
-const char *const skyrl_generate_translated[] = {
-    "token_ids", "sampling_params",       "cache_salt", "model",
-    "features",  "return_routed_experts", NULL};
-const char *const skyrl_fetch_members[] = {"target_version", "sync_dir", "uri", NULL};
-const char *const skyrl_session_query[] = {"session_id", NULL};
 
 /* /collective_rpc */
 

@@ -7,10 +7,10 @@
 #include "handlers/data_plane.h"
 #include "handlers/dialect.h"
 
-extern const char *const skyrl_rpc_members[], *const skyrl_no_members[];
-extern const char *const skyrl_lora_members[], *const skyrl_lora_translated[];
-extern const char *const skyrl_generate_members[], *const skyrl_generate_translated[];
-extern const char *const skyrl_fetch_members[], *const skyrl_session_query[];
+extern const struct member skyrl_rpc_members[];
+extern const struct member skyrl_lora_members[];
+extern const struct member skyrl_generate_members[];
+extern const struct member skyrl_fetch_members[], skyrl_session_query[];
 /* For errors too. */
 extern const struct dialect_member skyrl_rpc_update_pairs[], skyrl_rpc_finish_pairs[];
 extern const struct dialect_member skyrl_rpc_wake_pairs[], skyrl_rpc_zmq_pairs[];
@@ -76,9 +76,9 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
                   .translate_request = skyrl_rpc_zmq_request),                                     \
         SKYRL_POST("/collective_rpc", "skyrlRpc", OPERATION_UNSUPPORTED,                           \
                    .body_max = ROUTE_BODY_CONFIG, .members = skyrl_rpc_members,                    \
-                   .translated_members = skyrl_no_members, .translate_request = skyrl_rpc_refuse), \
+                   .translated_members = no_members, .translate_request = skyrl_rpc_refuse), \
         SKYRL_SMALL("/skyrl/v1/load_lora_adapter", "skyrlLoraLoad", OPERATION_LORA_LOAD,           \
-                    .members = skyrl_lora_members, .translated_members = skyrl_lora_translated,    \
+                    .members = skyrl_lora_members, .translated_members = lora_load_members,    \
                     .translate_request = skyrl_lora_request,                                       \
                     .translate_response = skyrl_lora_response),                                    \
         {.methods = METHOD_POST,                                                                   \
@@ -91,7 +91,7 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
          .body_max = ROUTE_DATA_MAX,                                                               \
          .members = skyrl_generate_members,                                                        \
          .dialect = DIALECT_SKYRL,                                                                 \
-         .translated_members = skyrl_generate_translated,                                          \
+         .translated_members = generate_members,                                          \
          .translate_request = skyrl_generate_request,                                              \
          .operation = OPERATION_GENERATE},                                                         \
         {.methods = METHOD_POST,                                                                   \
@@ -108,7 +108,7 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
          .translate_response = dialect_reply_status,                                               \
          .operation = OPERATION_SESSION_FINISH},                                                   \
         SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
-                    .members = skyrl_fetch_members, .translated_members = skyrl_no_members,        \
+                    .members = skyrl_fetch_members, .translated_members = no_members,        \
                     .translate_request = skyrl_fetch_refuse),
 
 #endif

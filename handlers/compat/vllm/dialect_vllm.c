@@ -5,14 +5,6 @@
 
 #include <string.h>
 
-const char *const vllm_pause_query[] = {"mode", "clear_cache", "wait_for_inflight_requests", NULL};
-const char *const vllm_sleep_query[] = {"level", "mode", "tags", NULL};
-const char *const vllm_sleep_members[] = {"level", "tags", NULL};
-const char *const vllm_wake_query[] = {"tags", NULL};
-const char *const vllm_wake_members[] = {"tags", NULL};
-const char *const vllm_reset_query[] = {"reset_running_requests", "reset_external", NULL};
-const char *const vllm_reset_members[] = {"reset_running_requests", "reset_external", NULL};
-const char *const vllm_abort_members[] = {"request_ids", NULL};
 
 /* vLLM's default is abort. clear_cache has no effect: caches are keyed by the weights here. */
 int vllm_pause_request(json_t **body, const struct http_request *x, struct err *e)

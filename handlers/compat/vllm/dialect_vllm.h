@@ -10,16 +10,16 @@
 #include "handlers/control_plane.h"
 #include "handlers/dialect.h"
 
-extern const char *const vllm_pause_query[], *const vllm_sleep_query[], *const vllm_wake_query[];
-extern const char *const vllm_reset_query[], *const vllm_world_query[];
-extern const char *const vllm_init_members[], *const vllm_start_members[];
-extern const char *const vllm_update_members[], *const vllm_finish_members[];
-extern const char *const vllm_label_members[], *const vllm_checker_members[];
+extern const struct member vllm_pause_query[], vllm_sleep_query[], vllm_wake_query[];
+extern const struct member vllm_reset_query[], vllm_world_query[];
+extern const struct member vllm_init_members[], vllm_start_members[];
+extern const struct member vllm_update_members[], vllm_finish_members[];
+extern const struct member vllm_label_members[], vllm_checker_members[];
 /* Errors name these members instead of the native ones. */
 extern const struct dialect_member vllm_init_group[], vllm_update_pairs[], vllm_label_pairs[];
 extern const struct dialect_member vllm_reset_pairs[];
-extern const char *const vllm_sleep_members[], *const vllm_wake_members[];
-extern const char *const vllm_reset_members[], *const vllm_abort_members[];
+extern const struct member vllm_sleep_members[], vllm_wake_members[];
+extern const struct member vllm_reset_members[], vllm_abort_members[];
 
 /* dialect_vllm.c: generation */
 int vllm_pause_request(json_t **body, const struct http_request *x, struct err *e);

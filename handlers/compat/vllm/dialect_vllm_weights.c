@@ -13,13 +13,6 @@
 
 enum { KNOWN_MAX = 16 }; /* known members of an object */
 
-const char *const vllm_world_query[] = {"include_dp", NULL};
-const char *const vllm_init_members[] = {"init_info", NULL};
-const char *const vllm_start_members[] = {"is_checkpoint_format", "include_draft", NULL};
-const char *const vllm_update_members[] = {"update_info", NULL};
-const char *const vllm_finish_members[] = {"weight_version", NULL};
-const char *const vllm_label_members[] = {"new_version", NULL};
-const char *const vllm_checker_members[] = {"action", "baseline", NULL};
 
 static int put_message(json_t **reply, const char *message)
 {

@@ -1,6 +1,7 @@
 /* Bodies: what is accepted is what was sent, and a refusal names the culprit. */
 #include "base/json_parse.h"
 #include "handlers/body.h"
+#include "handlers/rows/member.h"
 
 #include "handlers/route.h"
 
@@ -31,9 +32,15 @@ void *__wrap_malloc(size_t nbytes)
     return __real_malloc(nbytes);
 }
 
-static const char *const members[] = {"names",          "shapes", "sizes", "lease_s",
-                                      "weight_version", "a/b~c",  NULL};
-static const char *const query_members[] = {"partial", "weight_version", NULL};
+static const struct member members[] = {{.name = "names"},
+                                        {.name = "shapes"},
+                                        {.name = "sizes"},
+                                        {.name = "lease_s"},
+                                        {.name = "weight_version"},
+                                        {.name = "a/b~c"},
+                                        {0}};
+static const struct member query_members[] = {
+    {.name = "partial", .flags = M_QUERY}, {.name = "weight_version", .flags = M_QUERY}, {0}};
 static const struct route strict = {
     .body = BODY_JSON, .strict = true, .members = members, .query = query_members};
 static const struct route lenient = {.body = BODY_JSON, .members = members};
@@ -315,7 +322,11 @@ static void test_body_parse_tells_lack_of_memory(void **state)
 
 static void test_body_only_names_the_inner_member(void **state)
 {
-    static const char *const inner[] = {"name", "offset", "nbytes", NULL}, *const none[] = {NULL};
+    static const struct member inner[] = {{.name = "name"},
+                                          {.name = "offset"},
+                                          {.name = "nbytes"},
+                                          {0}},
+                               none[] = {{0}};
     json_t *o = json_pack("{s:s, s:i}", "name", "x", "ofset", 1);
     struct err e = {0};
 
@@ -335,7 +346,7 @@ static void test_body_only_names_the_inner_member(void **state)
 static void test_body_only_bounds_its_message(void **state)
 {
     static char names[60][12];
-    const char *list[61] = {0};
+    struct member list[61] = {{0}};
     char *big = malloc(1 << 20);
     json_t *o = json_object();
     struct err e = {0};
@@ -344,7 +355,7 @@ static void test_body_only_bounds_its_message(void **state)
     assert_non_null(big);
     for (size_t i = 0; i < 60; i++) {
         (void)snprintf(names[i], sizeof names[i], "member_%03zu", i);
-        list[i] = names[i];
+        list[i].name = names[i];
     }
     memset(big, '/', 1 << 20);
     big[(1 << 20) - 1] = '\0';

@@ -138,8 +138,8 @@ static int keep_a(json_t **body, const struct http_request *x, struct err *e)
     return dialect_select_members(body, *body, members, e);
 }
 
-static const char *const known[] = {"theirs", "typo", NULL};
-static const char *const native[] = {"ours", NULL};
+static const struct member known[] = {{.name = "theirs"}, {.name = "typo"}, {0}};
+static const struct member native[] = {{.name = "ours"}, {0}};
 static const struct route row = {.pattern = "/theirs",
                                  .body = BODY_JSON,
                                  .json_optional = true,
@@ -162,9 +162,10 @@ static void test_dialect_error(void **state)
 {
     static const struct dialect_member pairs[] = {
         {"theirs", "ours"}, {"one", "list/0"}, {"count", "config/n"}, {0}};
-    static const char *const members[] = {"info", "typo", NULL};
-    static const char *const query[] = {"ours", NULL};
-    static const char *const made[] = {"ours", "list", "config", "transport", NULL};
+    static const struct member members[] = {{.name = "info"}, {.name = "typo"}, {0}};
+    static const struct member query[] = {{.name = "ours", .flags = M_QUERY}, {0}};
+    static const struct member made[] = {
+        {.name = "ours"}, {.name = "list"}, {.name = "config"}, {.name = "transport"}, {0}};
     struct route within = {.error_members = pairs,
                            .error_at = "/info",
                            .members = members,

@@ -1,0 +1,127 @@
+/* What a request may contain, as data: one row for each member of a body or a query.
+ *
+ * From the rows come the reader (member_read), the refusal of unknown members with the closest
+ * known name, the schema in openapi/ (tests/tools/print_contract.c), and the tables of
+ * docs/protocol.md. A table ends with {0}. */
+#ifndef BATON_HANDLERS_ROWS_MEMBER_H
+#define BATON_HANDLERS_ROWS_MEMBER_H
+
+#include "base/err.h"
+#include "http/http_request.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What the value may be; several are or-ed. null counts as absent everywhere. */
+enum member_type {
+    M_ANY = 0,
+    M_STRING = 1 << 0,
+    M_BOOL = 1 << 1,
+    M_INT = 1 << 2,
+    M_NUMBER = 1 << 3,
+    M_ARRAY = 1 << 4,
+    M_OBJECT = 1 << 5, /* with the members `of`, or any */
+    M_MAP = 1 << 6,    /* an object whose names the client chooses; `items` are its values */
+    M_INTS = 1 << 7,   /* of items only: an array of integers */
+    M_NULL = 1 << 8,   /* of items only */
+    M_ROWS = 1 << 9    /* no member: all rows of the table `of` belong here */
+};
+
+enum member_flags {
+    M_REQUIRED = 1 << 0,
+    M_QUERY = 1 << 1,  /* it may be in the query: for a body of tensors, or without a body */
+    M_ABOVE = 1 << 2,  /* the minimum itself is not allowed */
+    M_BASE64 = 1 << 3, /* the string, or each string of the array */
+    M_OPEN = 1 << 4    /* members that are not in `of` are ignored */
+};
+
+/* A string with its length, because it may hold NULs (a prompt). */
+struct member_text {
+    const char *s;
+    size_t len;
+};
+
+/* How a value is stored; M_IN chooses by the type of the field. */
+enum member_store {
+    STORE_NOT, /* its handler reads it */
+    STORE_STR,
+    STORE_TEXT,
+    STORE_BOOL,
+    STORE_U32,
+    STORE_U64,
+    STORE_I64,
+    STORE_F64,
+    STORE_WORD, /* an int: the index in `words` */
+    STORE_JSON  /* borrowed from the body */
+};
+
+/* The field of a struct that gets the value. An absent member leaves the field as it is, unless the
+ * row has a default. */
+#define M_IN(type, field)                                                                          \
+    .at = offsetof(type, field),                                                                   \
+    .store = _Generic(((type *)NULL)->field, const char *                                          \
+                      : STORE_STR, struct member_text                                              \
+                      : STORE_TEXT, bool                                                           \
+                      : STORE_BOOL, uint32_t                                                       \
+                      : STORE_U32, uint64_t                                                        \
+                      : STORE_U64, int64_t                                                         \
+                      : STORE_I64, double                                                          \
+                      : STORE_F64, int                                                             \
+                      : STORE_WORD, const json_t *                                                 \
+                      : STORE_JSON)
+/* The bool that becomes true if the member is given. */
+#define M_GIVEN(type, field) .given = offsetof(type, field) + 1
+/* The rows of another table, whose struct is a field of this one's. */
+#define M_ROWS_IN(table, type, field) M_ROWS, .of = table, .at = offsetof(type, field)
+#define M_ROWS_OF(table)              M_ROWS, .of = table
+#define M_WORDS(...)                                                                               \
+    .words = (const char *const[])                                                                 \
+    {                                                                                              \
+        __VA_ARGS__, NULL                                                                          \
+    }
+
+struct member {
+    const char *name;
+    unsigned type, items; /* of enum member_type */
+    unsigned flags;       /* of enum member_flags */
+    enum member_store store;
+    size_t at, given;         /* given: offset of a bool, plus 1; 0: none */
+    int64_t min, max;         /* of an integer; else of the length; max 0: none */
+    const char *def;          /* the default; NULL: none, or the text `doc` says it */
+    const char *const *words; /* the strings that are allowed; NULL: any */
+    const struct member *of;  /* members of the object, or of each object of the array or map */
+    /* A string's own rules; NULL: none. Errors: ERR_BAD_REQUEST at `field`. */
+    int (*check)(const char *text, const char *field, struct err *e);
+    const char *ours; /* in a table of a dialect: the place in the native request, such as
+                         "names/0"; NULL: the same name, or none */
+    const char *doc;
+};
+
+/* member_find - the row of a name, or NULL. @rows  NULL: none
+ * @flags  that the row must have: M_QUERY, or 0 */
+const struct member *member_find(const struct member *rows, const char *name, unsigned flags);
+
+/* member_names - the names of rows that have `flags`, at most cap - 1, ended by NULL. */
+enum { MEMBER_NAMES_MAX = 192 };
+void member_names(const char *names[MEMBER_NAMES_MAX], const struct member *rows, unsigned flags);
+
+/* member_read - read members of `object` into a struct, in the order of the rows: required
+ * members, types, limits, words and `check`.
+ * @out   the struct that the rows name; strings and JSON are borrowed from the object
+ * @at    the object's JSON pointer: "" or "/sampling_params"
+ * Errors: ERR_BAD_REQUEST at the member. */
+int member_read(void *out, const struct member *rows, const json_t *object, const char *at,
+                struct err *e);
+
+/* member_read_only - refuse members that are not in `rows`, then member_read. */
+int member_read_only(void *out, const struct member *rows, const json_t *object, const char *at,
+                     struct err *e);
+
+/* member_read_query - the same from the query, of rows with M_QUERY. Strings are borrowed from the
+ * request. */
+int member_read_query(void *out, const struct member *rows, const struct http_request *x,
+                      struct err *e);
+
+#endif
