@@ -22,7 +22,8 @@ static const struct {
     {LORA_RUNNING, LORA_ON_FAILED, LORA_FAILED},
 };
 
-bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to)
+/* The state after an event. False: the event cannot happen there. */
+static bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (rules[i].from != from || rules[i].event != event)

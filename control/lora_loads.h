@@ -56,8 +56,7 @@ enum lora_event {
     LORA_ON_WAIT,
     LORA_ON_LOADED,
     LORA_ON_UNCHANGED,
-    LORA_ON_FAILED,
-    LORA_EVENTS
+    LORA_ON_FAILED
 };
 
 /* One load; embedded in what it is a load of. Zeroed, then `run`, `arg` and `pool` are set. */
@@ -70,10 +69,6 @@ struct lora_job {
     enum lora_state state; /* written by lora_move alone */
     struct job job;        /* of the pool */
 };
-
-/* lora_next - the table: the state after an event. False: the event cannot happen there.
- */
-bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to);
 
 /* lora_loads_post - run a NEW job on a thread of its pool; it ends with lora_loads_end.
  * Errors: ERR_OVERLOADED (LORA_OPEN_MAX), those of workers_post; the job is NEW still. */

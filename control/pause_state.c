@@ -29,7 +29,8 @@ static const struct {
     {ANY, PAUSE_ON_RESUMED, PAUSE_OFF},
 };
 
-bool pause_next(enum pause_state from, enum pause_event event, enum pause_state *to)
+/* The state after an event. False: the event cannot happen there. */
+static bool pause_next(enum pause_state from, enum pause_event event, enum pause_state *to)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if ((rules[i].from & BIT(from)) == 0 || rules[i].event != event)

@@ -76,9 +76,6 @@ struct pause {
 /* pause_init - off, with all counters 0. */
 void pause_init(struct pause *p);
 
-/* pause_next - the table: the state after an event. False: the event cannot happen there. */
-bool pause_next(enum pause_state from, enum pause_event event, enum pause_state *to);
-
 /* pause_begins_anew - does a pause with that mode cover what came since generation was paused? The
  * first one does; one with abort does, unless it repeats one, as to renew its lease. One with wait
  * that follows another does not: what waits for the end of a pause must not run. */

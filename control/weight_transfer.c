@@ -10,6 +10,19 @@
 
 #define BIT(x) (1u << (x))
 
+/*     NONE --join--> GROUP --leave--> LEAVING --join--> GROUP
+ *
+ * A join replaces the group there is. Each change is a row of `rules`, and asserted. */
+enum transfer_state {
+    TRANSFER_NONE,    /* no group was joined */
+    TRANSFER_GROUP,   /* it is being joined, is joined, or has failed: its own state says which */
+    TRANSFER_LEAVING, /* it was left by a request, and may not have ended yet */
+    TRANSFER_STOPPED,
+    TRANSFER_STATES
+};
+
+enum transfer_event { TRANSFER_ON_JOIN, TRANSFER_ON_LEAVE, TRANSFER_ON_STOP };
+
 struct weight_transfer {
     struct mtx lock;             /* rank MTX_TRANSFER; guards down to the blank line */
     enum transfer_state state;   /* written by transfer_move_locked alone */
@@ -33,8 +46,9 @@ static const struct {
     {BIT(TRANSFER_STATES) - 1, TRANSFER_ON_STOP, TRANSFER_STOPPED},
 };
 
-bool weight_transfer_next(enum transfer_state from, enum transfer_event event,
-                          enum transfer_state *to)
+/* The state after an event. False: it cannot happen there. */
+static bool weight_transfer_next(enum transfer_state from, enum transfer_event event,
+                                 enum transfer_state *to)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if ((rules[i].from & BIT(from)) == 0 || rules[i].event != event)

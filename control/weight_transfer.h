@@ -16,24 +16,6 @@
 
 struct weight_transfer;
 
-/*     NONE --join--> GROUP --leave--> LEAVING --join--> GROUP
- *
- * A join replaces the group there is. Each change is a row of the table in weight_transfer.c, and
- * asserted. */
-enum transfer_state {
-    TRANSFER_NONE,    /* no group was joined */
-    TRANSFER_GROUP,   /* it is being joined, is joined, or has failed: its own state says which */
-    TRANSFER_LEAVING, /* it was left by a request, and may not have ended yet */
-    TRANSFER_STOPPED,
-    TRANSFER_STATES
-};
-
-enum transfer_event { TRANSFER_ON_JOIN, TRANSFER_ON_LEAVE, TRANSFER_ON_STOP, TRANSFER_EVENTS };
-
-/* weight_transfer_next - the table: the state after an event. False: it cannot happen there. */
-bool weight_transfer_next(enum transfer_state from, enum transfer_event event,
-                          enum transfer_state *to);
-
 struct weight_transfer_cfg {
     const struct nccl_info *nccl;  /* borrowed, as all here; outlives the transfer */
     struct device *const *devices; /* the ranks */

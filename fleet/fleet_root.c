@@ -22,7 +22,8 @@ static void engine_free(struct fleet_engine *engine)
     free(engine);
 }
 
-int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
+/* Makes the control plane's part of an engine that joins. */
+static int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
 {
     struct fleet_engine *engine = calloc(1, sizeof *engine);
     struct fleet_control *fc = arg;

@@ -126,9 +126,8 @@ json_t *update_json(const struct update_info *info)
             "s:o, s:I, s:o, "
             "s:o, s:s?, s:I, s:o, s:o, s:o}",
             "update_id", info->id, "phase", update_phase_name(info->phase), "coverage",
-            coverage(info), "placement",
-            info->sharded || info->by_owner ? "sharded" : "replicated", "partial",
-            (int)info->partial, "weight_version",
+            coverage(info), "placement", info->sharded || info->by_owner ? "sharded" : "replicated",
+            "partial", (int)info->partial, "weight_version",
             info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
             info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
             "staging_nbytes", (json_int_t)info->nbytes_staging, "nbytes_done",

@@ -29,14 +29,6 @@ static void add_scalar(struct checksum *c, const uint8_t *data, uint64_t nbytes,
     }
 }
 
-struct checksum checksum_of_scalar(const void *data, uint64_t nbytes)
-{
-    struct checksum c = {0, 0};
-
-    add_scalar(&c, data, nbytes, 0);
-    return c;
-}
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 

@@ -20,10 +20,6 @@ struct checksum checksum_of(const void *data, uint64_t nbytes);
  * Parts may be added in any order; once every byte was added, the result is that of checksum_of. */
 void checksum_add(struct checksum *c, const void *data, uint64_t nbytes, uint64_t at);
 
-/* checksum_of_scalar - the same checksum, computed word by word on any machine; for
- * tests, which compare both. */
-struct checksum checksum_of_scalar(const void *data, uint64_t nbytes);
-
 /* checksum_parse - read 32 hex digits (of either case). Returns false for anything else. */
 bool checksum_parse(struct checksum *out, const char *text);
 void checksum_text(const struct checksum *c, char out[CHECKSUM_LEN + 1]);

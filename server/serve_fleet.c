@@ -183,7 +183,8 @@ static int open_spec(struct server *s, struct err *e)
     return spec != NULL ? fleet_spec_set(s->fleet.control, spec, from, e) : 0;
 }
 
-int server_build_upstreams(struct server *s, struct err *e)
+/* The parts of a server in front of a fleet, without listeners and before probes begin. */
+static int server_build_upstreams(struct server *s, struct err *e)
 {
     s->app.fleet = &s->fleet;
     if (server_build_executors(s, e) != 0 || open_adapter_dir(s, e) != 0 ||

@@ -114,10 +114,8 @@ void server_describe_last(const struct state_found *f, char *out, size_t cap);
 int server_build_fleet(struct server *s, struct err *e);
 
 /* server_build_weights - the parts of a server with weights of its own, without listeners.
- * server_build_upstreams - those of a server in front of a fleet, without listeners and before
- * probes begin. Errors: of each part; what was made is server_free's. */
+ * Errors: of each part; what was made is server_free's. */
 int server_build_weights(struct server *s, struct err *e);
-int server_build_upstreams(struct server *s, struct err *e);
 
 /* server_build_staged - the server that receives updates for its fleet (--stage): both, and the
  * hand-off. Errors: as server_build_fleet. */

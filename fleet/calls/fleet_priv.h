@@ -91,10 +91,6 @@ struct fleet_control {
     struct loop_timer timer; /* of the next look at all engines and leases (fleet/fleet_root.c) */
 };
 
-/* fleet_engine_join - make that part of an engine that joins. @arg  struct fleet_control
- * Errors: ERR_NO_MEMORY. */
-int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e);
-
 /* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest
  * fleet_any_group_locked - the same, also one that was left after a refusal.
  * fleet_group_since_locked - the group that began then. NULL: it is forgotten */

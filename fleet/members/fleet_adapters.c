@@ -130,7 +130,9 @@ void fleet_derive_adapter_locked(struct fleet *f, struct fleet_adapter *a)
     forget_unused(f, a);
 }
 
-void fleet_derive_adapter_at_locked(struct fleet *f, struct fleet_adapter *a, struct upstream *u)
+/* The facts of one engine have changed. */
+static void fleet_derive_adapter_at_locked(struct fleet *f, struct fleet_adapter *a,
+                                           struct upstream *u)
 {
     bool any = a->n_have > 0;
 

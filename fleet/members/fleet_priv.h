@@ -278,11 +278,9 @@ struct fleet_adapter *fleet_adapter_add_locked(struct fleet *f, const char *name
 
 /* fleet_derive_adapter_locked - make what follows of this adapter agree with the facts of all
  * engines, and forget it if it was unloaded and none has it: O(engines).
- * fleet_derive_adapter_at_locked - those of one engine have changed.
- * fleet_derive_adapters_of_locked - of one engine, of all adapters.
+ * fleet_derive_adapters_of_locked - those of one engine have changed, of all adapters.
  * fleet_forget_adapters_locked - an engine has left the list. */
 void fleet_derive_adapter_locked(struct fleet *f, struct fleet_adapter *a);
-void fleet_derive_adapter_at_locked(struct fleet *f, struct fleet_adapter *a, struct upstream *u);
 void fleet_derive_adapters_of_locked(struct upstream *u);
 void fleet_forget_adapters_locked(struct fleet *f);
 

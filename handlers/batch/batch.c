@@ -29,7 +29,8 @@ static uint64_t round_up(uint64_t n, uint64_t multiple)
     return (n + multiple - 1) / multiple * multiple;
 }
 
-struct batch_widths batch_widths_of(const struct batch_shape *s, const struct batch_options *o)
+static struct batch_widths batch_widths_of(const struct batch_shape *s,
+                                           const struct batch_options *o)
 {
     struct batch_widths w = {.response = s->response_max};
 

@@ -8,7 +8,6 @@
 struct batch_widths {
     uint64_t total, response; /* columns: W, and those at its end that have responses */
 };
-struct batch_widths batch_widths_of(const struct batch_shape *s, const struct batch_options *o);
 
 /* The versions that made tokens of a batch, each once, in the order of their first row. */
 struct batch_versions {

@@ -47,10 +47,7 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e);
 
-/* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), one for each configured
- * engine; for one without a result, `error` says why there is none. NULL: no memory.
- * fleet_result_json - one of them (new). @error  NULL: none */
-json_t *fleet_results_json(const struct app *app, const struct fleet_results *results);
+/* fleet_result_json - {"upstream", "ok", "status", "error"} (new). @error  NULL: none */
 json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
 
 /* fleet_body_parse - the request's body, in the form in which engines get it. Errors: body_parse's.

@@ -30,7 +30,9 @@ static json_t *no_result_json(const struct app *app, struct upstream *it)
                              info.alive ? "no request was sent to it" : why);
 }
 
-json_t *fleet_results_json(const struct app *app, const struct fleet_results *results)
+/* One for each configured engine; for one without a result, `error` says why there is none (new).
+ * NULL: no memory. */
+static json_t *fleet_results_json(const struct app *app, const struct fleet_results *results)
 {
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();

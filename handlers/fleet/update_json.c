@@ -87,11 +87,10 @@ static json_t *session_json(const struct app *app, const struct fleet_session *s
     json_t *reply = s->report != NULL ? json_deep_copy(api_object_json(s->report)) : json_object();
     double left_s = fleet_session_is_open(s) ? (double)lease_timer_left_us(&s->lease) / 1e6 : 0;
     json_t *own = json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id,
-        "phase", s->starting ? "starting" : update_phase_name(s->phase), "coverage",
-        fleet_coverage_name(s), "placement",
-        s->sharded ? "sharded" : "replicated", "partial", (int)s->partial, "weight_version",
-        s->label[0] != '\0' ? json_string(s->label) : json_null(), "serial",
+        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id, "phase",
+        s->starting ? "starting" : update_phase_name(s->phase), "coverage", fleet_coverage_name(s),
+        "placement", s->sharded ? "sharded" : "replicated", "partial", (int)s->partial,
+        "weight_version", s->label[0] != '\0' ? json_string(s->label) : json_null(), "serial",
         s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "lease_left_s", left_s,
         "deadline_left_s", left_s, "boot_id", app->life->boot_id, "error", error_json(&s->error),
         "upstreams", parts_json(app, s));

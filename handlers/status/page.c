@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { HASH_CAP = BASE64_ENCODE_RAW_LENGTH(SHA256_DIGEST_SIZE) + 1 };
+enum { HASH_CAP = BASE64_ENCODE_RAW_LENGTH(SHA256_DIGEST_SIZE) + 1, PAGE_POLICY_CAP = 257 };
 
 _Static_assert(PAGE_POLICY_CAP - 1 <= HTTP_REQUEST_HEADER_VALUE_MAX, "it is one header");
 
@@ -36,7 +36,10 @@ static bool hash_between(char out[HASH_CAP], const struct page_file *page, const
     return true;
 }
 
-bool page_policy(char out[PAGE_POLICY_CAP], const struct page_file *page)
+/* The Content-Security-Policy of a page: its one inline script and its one inline style by their
+ * hashes, requests to this server, and nothing else. False: the page has no such script or style.
+ */
+static bool page_policy(char out[PAGE_POLICY_CAP], const struct page_file *page)
 {
     char script[HASH_CAP], style[HASH_CAP];
     int n;

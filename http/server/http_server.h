@@ -121,8 +121,7 @@ struct tls_identity;
 /* tls_identity_new - read PEM texts. Errors: ERR_BAD_REQUEST with the message of GnuTLS, no field;
  * ERR_NO_MEMORY. */
 int tls_identity_new(struct tls_identity **out, const char *cert, const char *key, struct err *e);
-struct tls_identity *tls_identity_ref(struct tls_identity *t); /* accepts NULL */
-void tls_identity_unref(struct tls_identity *t);               /* accepts NULL */
+void tls_identity_unref(struct tls_identity *t); /* accepts NULL */
 
 /* tls_identity_expires_s - the earliest end of the certificate and its chain, in seconds since the
  * Unix epoch. tls_identity_same - is it the same certificate and chain? */

@@ -93,7 +93,7 @@ int tls_identity_new(struct tls_identity **out, const char *cert, const char *ke
     return 0;
 }
 
-struct tls_identity *tls_identity_ref(struct tls_identity *t)
+static struct tls_identity *tls_identity_ref(struct tls_identity *t)
 {
     if (t != NULL)
         (void)atomic_fetch_add_explicit(&t->n_refs, 1, memory_order_relaxed);

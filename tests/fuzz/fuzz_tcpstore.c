@@ -1,7 +1,8 @@
 /* A store that answers as the input says: no call hangs, believes a length, or goes on after a lie.
  *
- * The input is a list of pieces, each a length byte and so many bytes. A piece arrives when the
- * client waits (poll is wrapped by the linker), so nothing takes time; 0xff is a deadline that has
+ * The input is a list of pieces, each a length byte and so many bytes. The client is connected to a
+ * socket pair, and a piece arrives when it waits (the linker wraps tcp_dial and poll), so nothing
+ * takes time; 0xff is a deadline that has
  * come, 0xfe a stop, and after the last piece the store hangs up. */
 #include "transport/nccl/tcpstore.h"
 
@@ -19,6 +20,8 @@ enum { PIECE_LATE = 0xff, PIECE_STOP = 0xfe };
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 int __real_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
+int __wrap_tcp_dial(int *fd, char peer[CIDR_ADDR_TEXT_CAP], const struct tcp_dial_cfg *cfg,
+                    const struct progress *p, struct err *e);
 
 static struct {
     const uint8_t *at, *end;
@@ -61,6 +64,21 @@ int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
     return __real_poll(fds, n, 0);
 }
 
+int __wrap_tcp_dial(int *fd, char addr[CIDR_ADDR_TEXT_CAP], const struct tcp_dial_cfg *cfg,
+                    const struct progress *p, struct err *e)
+{
+    int fds[2], rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds);
+
+    (void)cfg;
+    (void)p;
+    (void)e;
+    assert(rc == 0);
+    *fd = fds[0];
+    peer.fd = fds[1];
+    memcpy(addr, "a pair", sizeof "a pair");
+    return 0;
+}
+
 static void check(int rc, const struct err *e)
 {
     if (rc == 0)
@@ -98,13 +116,12 @@ static void make_calls(struct tcpstore *s)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
     uint32_t nonce = (uint32_t)getpid();
+    const struct tcp_dial_cfg cfg = {.what = "the store of a test"};
     struct tcpstore *s = NULL;
     struct err e = {0};
     uint8_t echo[64];
-    int fds[2], rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds);
+    int rc;
 
-    assert(rc == 0);
-    peer.fd = fds[1];
     peer.p.deadline_us = CLOCK_NEVER;
     atomic_store(&peer.p.stop, false);
     /* Unless the input begins with 0, its first piece is the right echo, which no fuzzer guesses.
@@ -114,13 +131,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
         memcpy(echo + 1, &nonce, 4);
         peer.at = echo;
         peer.end = echo + 5;
-        rc = tcpstore_from_fd(&s, fds[0], "the store of a test", &peer.p, &e);
+        rc = tcpstore_open(&s, &cfg, &peer.p, &e);
         peer.at = data;
         peer.end = data + len;
     } else {
         peer.at = data + (len > 0);
         peer.end = data + len;
-        rc = tcpstore_from_fd(&s, fds[0], "the store of a test", &peer.p, &e);
+        rc = tcpstore_open(&s, &cfg, &peer.p, &e);
     }
     check(rc, &e);
     assert((rc == 0) == (s != NULL));

@@ -54,14 +54,12 @@ int intern(struct parser *p, struct text name, uint32_t *sym);
 int enter(struct parser *p);
 
 struct node *parse_expression(struct parser *p, bool conditional);
-struct node *parse_unary(struct parser *p, bool filters);
 struct node *parse_primary(struct parser *p);
 struct node *parse_postfix(struct parser *p, struct node *n);
 /* One expression, or a tuple when commas follow. @end  a name that ends it, or NULL */
 struct node *parse_tuple(struct parser *p, bool conditional, const char *end);
 struct node *parse_filter(struct parser *p, struct node *object);
 struct node *parse_filters(struct parser *p, struct node *n, bool only_filters);
-struct node *parse_test(struct parser *p, struct node *n);
 struct node *parse_method(struct parser *p, struct node *object, struct text name);
 struct node *parse_function(struct parser *p, struct node *callee);
 

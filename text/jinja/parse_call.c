@@ -210,6 +210,8 @@ struct node *parse_filter(struct parser *p, struct node *object)
     return node_done(p, n);
 }
 
+static struct node *parse_test(struct parser *p, struct node *n);
+
 struct node *parse_filters(struct parser *p, struct node *n, bool only_filters)
 {
     while (n != NULL) {
@@ -254,7 +256,7 @@ static int parse_test_args(struct parser *p, struct call_args *a)
     return n != NULL ? kids_add(p, &a->plain, n) : -1;
 }
 
-struct node *parse_test(struct parser *p, struct node *n)
+static struct node *parse_test(struct parser *p, struct node *n)
 {
     struct call_args a = {0};
     struct err why = {0};

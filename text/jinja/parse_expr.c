@@ -257,7 +257,7 @@ struct node *parse_postfix(struct parser *p, struct node *n)
     return n;
 }
 
-struct node *parse_unary(struct parser *p, bool filters)
+static struct node *parse_unary(struct parser *p, bool filters)
 {
     struct node *n;
 

@@ -29,7 +29,8 @@ const char *nccl_group_state_name(enum nccl_group_state state)
     return names[state];
 }
 
-bool nccl_group_next(enum nccl_group_state from, enum nccl_group_state to)
+/* The table of moves: can a group come from one state to the other? */
+static bool nccl_group_next(enum nccl_group_state from, enum nccl_group_state to)
 {
     static const unsigned comes_from[] = {
         [NCCL_GROUP_JOINED] = 1u << NCCL_GROUP_JOINING,

@@ -44,9 +44,6 @@ enum nccl_group_state {
 };
 const char *nccl_group_state_name(enum nccl_group_state state);
 
-/* nccl_group_next - the table of moves: can a group come from one state to the other? */
-bool nccl_group_next(enum nccl_group_state from, enum nccl_group_state to);
-
 struct nccl_group_info {
     enum nccl_group_state state;
     uint32_t world_size, rank_offset, n_ranks;

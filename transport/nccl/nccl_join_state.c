@@ -21,7 +21,8 @@ static const struct {
     {BIT(JOIN_ENDING) | BIT(JOIN_CLOSING), JOIN_ON_OVER, JOIN_OVER},
 };
 
-bool join_next(enum join_state from, enum join_event event, enum join_state *to)
+/* The state after an event. False: the event cannot happen there. */
+static bool join_next(enum join_state from, enum join_event event, enum join_state *to)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if ((rules[i].from & BIT(from)) == 0 || rules[i].event != event)

@@ -32,9 +32,6 @@ enum join_event {
     JOIN_EVENTS
 };
 
-/* join_next - the table: the state after an event. False: the event cannot happen there. */
-bool join_next(enum join_state from, enum join_event event, enum join_state *to);
-
 /* join_move - the event happened. Asserts that the table has it. */
 void join_move(enum join_state *state, enum join_event event);
 

@@ -12,7 +12,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -265,42 +264,28 @@ static int handshake(struct tcpstore *s, const struct progress *p, struct err *e
     return 0;
 }
 
-int tcpstore_from_fd(struct tcpstore **out, int fd, const char *what, const struct progress *p,
-                     struct err *e)
+int tcpstore_open(struct tcpstore **out, const struct tcp_dial_cfg *cfg, const struct progress *p,
+                  struct err *e)
 {
-    struct tcpstore *s = calloc(1, sizeof *s);
-    int flags = fcntl(fd, F_GETFL);
+    char peer[CIDR_ADDR_TEXT_CAP];
+    struct tcpstore *s;
+    int fd;
 
+    if (tcp_dial(&fd, peer, cfg, p, e) != 0)
+        return -1;
+    s = calloc(1, sizeof *s);
     if (s == NULL) {
         (void)close(fd);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a connection to a store");
     }
     s->fd = fd;
-    (void)snprintf(s->what, sizeof s->what, "%s", what);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-        (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot use the connection to %s", what);
-        goto close;
+    (void)snprintf(s->what, sizeof s->what, "%s at %s", cfg->what, peer);
+    if (handshake(s, p, e) != 0) {
+        tcpstore_close(s);
+        return -1;
     }
-    if (handshake(s, p, e) != 0)
-        goto close;
     *out = s;
     return 0;
-
-close:
-    tcpstore_close(s);
-    return -1;
-}
-
-int tcpstore_open(struct tcpstore **out, const struct tcp_dial_cfg *cfg, const struct progress *p,
-                  struct err *e)
-{
-    char peer[CIDR_ADDR_TEXT_CAP], what[WHAT_CAP];
-    int fd;
-
-    if (tcp_dial(&fd, peer, cfg, p, e) != 0)
-        return -1;
-    (void)snprintf(what, sizeof what, "%s at %s", cfg->what, peer);
-    return tcpstore_from_fd(out, fd, what, p, e);
 }
 
 void tcpstore_close(struct tcpstore *s)

@@ -39,11 +39,6 @@ struct tcpstore;
 int tcpstore_open(struct tcpstore **out, const struct tcp_dial_cfg *cfg, const struct progress *p,
                   struct err *e);
 
-/* tcpstore_from_fd - as tcpstore_open, over an existing connection; public for the fuzz target.
- * @fd    consumed, also on failure
- * @what  the peer, with its address, for errors; cut at 127 bytes */
-int tcpstore_from_fd(struct tcpstore **out, int fd, const char *what, const struct progress *p,
-                     struct err *e);
 void tcpstore_close(struct tcpstore *s); /* accepts NULL */
 
 /* The calls. Keys are given without the slash that precedes each on the wire: 1 to

@@ -1,4 +1,4 @@
-/* control/lora_loads: the table of a load's states, and jobs that run, wait and end. */
+/* control/lora_loads: jobs that run, wait and end. */
 #include "base/clock.h"
 #include "base/mtx.h"
 #include "control/lora_loads.h"
@@ -9,58 +9,6 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
-
-/* A letter for each state, in the order of enum lora_state; '-' is no move. */
-static const char letters[LORA_STATES + 1] = "nqrwluf";
-
-static const struct {
-    const char *event, *to; /* from each state */
-} rows[LORA_EVENTS] = {
-    [LORA_ON_POST] = {"post", "q------"},           [LORA_ON_START] = {"start", "-r-r---"},
-    [LORA_ON_WAIT] = {"wait", "--w----"},           [LORA_ON_LOADED] = {"loaded", "--l----"},
-    [LORA_ON_UNCHANGED] = {"unchanged", "--u----"}, [LORA_ON_FAILED] = {"failed", "--f----"},
-};
-
-static void test_lora_next_is_the_table(void **state)
-{
-    (void)state;
-    for (int event = 0; event < LORA_EVENTS; event++)
-        for (int from = 0; from < LORA_STATES; from++) {
-            enum lora_state to;
-            char move = lora_next((enum lora_state)from, (enum lora_event)event, &to) ? letters[to]
-                                                                                      : '-';
-
-            if (move != rows[event].to[from])
-                fail_msg("%s from '%c': '%c'", rows[event].event, letters[from], move);
-        }
-}
-
-static void walk(enum lora_state from, unsigned *reached)
-{
-    bool ends = true;
-
-    if ((*reached & 1u << from) != 0)
-        return;
-    *reached |= 1u << from;
-    for (int event = 0; event < LORA_EVENTS; event++) {
-        enum lora_state to;
-
-        if (!lora_next(from, (enum lora_event)event, &to))
-            continue;
-        ends = false;
-        walk(to, reached);
-    }
-    assert_int_equal(ends, from >= LORA_LOADED);
-}
-
-static void test_every_state_of_a_load_is_reached(void **state)
-{
-    unsigned reached = 0;
-
-    (void)state;
-    walk(LORA_NEW, &reached);
-    assert_int_equal(reached, (1u << LORA_STATES) - 1);
-}
 
 struct load {
     struct lora_job job;
@@ -157,8 +105,6 @@ static void test_a_refused_job_is_new(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_next_is_the_table),
-        cmocka_unit_test(test_every_state_of_a_load_is_reached),
         cmocka_unit_test(test_jobs_run_wait_and_end),
         cmocka_unit_test(test_a_refused_job_is_new),
     };

@@ -1,4 +1,4 @@
-/* control/weight_transfer: the table of states, and a server that has no group. */
+/* control/weight_transfer of a server that has no group. */
 #include "control/weight_transfer.h"
 
 #include "base/clock.h"
@@ -9,52 +9,6 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
-
-/* A letter for each state, in the order of enum transfer_state; '-' is no move. */
-static const char letters[TRANSFER_STATES + 1] = "ngls";
-
-static const char *const rows[TRANSFER_EVENTS] = {
-    [TRANSFER_ON_JOIN] = "ggg-",
-    [TRANSFER_ON_LEAVE] = "-l--",
-    [TRANSFER_ON_STOP] = "ssss",
-};
-
-static void test_weight_transfer_next_is_the_table(void **state)
-{
-    (void)state;
-    for (int event = 0; event < TRANSFER_EVENTS; event++)
-        for (int from = 0; from < TRANSFER_STATES; from++) {
-            enum transfer_state to;
-            bool moves = weight_transfer_next((enum transfer_state)from, (enum transfer_event)event,
-                                              &to);
-
-            assert_int_equal(moves ? letters[to] : '-', rows[event][from]);
-        }
-}
-
-static void walk(enum transfer_state from, unsigned *reached)
-{
-    if ((*reached & 1u << from) != 0)
-        return;
-    *reached |= 1u << from;
-    for (int event = 0; event < TRANSFER_EVENTS; event++) {
-        enum transfer_state to;
-
-        if (weight_transfer_next(from, (enum transfer_event)event, &to)) {
-            assert_true(from != TRANSFER_STOPPED || to == TRANSFER_STOPPED);
-            walk(to, reached);
-        }
-    }
-}
-
-static void test_every_state_is_reached(void **state)
-{
-    unsigned reached = 0;
-
-    (void)state;
-    walk(TRANSFER_NONE, &reached);
-    assert_int_equal(reached, (1u << TRANSFER_STATES) - 1);
-}
 
 static void left(void *arg)
 {
@@ -89,8 +43,6 @@ static void test_without_a_group(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_weight_transfer_next_is_the_table),
-        cmocka_unit_test(test_every_state_is_reached),
         cmocka_unit_test(test_without_a_group),
     };
 

@@ -228,8 +228,10 @@ static void test_lora_out_numbers_names(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rpc_brackets), cmocka_unit_test(test_rpc_updates),
-        cmocka_unit_test(test_own_routes),   cmocka_unit_test(test_ways_out),
+        cmocka_unit_test(test_rpc_brackets),
+        cmocka_unit_test(test_rpc_updates),
+        cmocka_unit_test(test_own_routes),
+        cmocka_unit_test(test_ways_out),
         cmocka_unit_test(test_lora_out_numbers_names),
     };
 

@@ -38,12 +38,23 @@ static uint8_t *random_bytes(size_t n)
     return data;
 }
 
+/* Parts that are shorter than a step of a vector: word by word. */
+static struct checksum word_by_word(const uint8_t *data, uint64_t nbytes)
+{
+    enum { PART = 60 };
+    struct checksum c = {0, 0};
+
+    for (uint64_t at = 0; at < nbytes; at += PART)
+        checksum_add(&c, data + at, nbytes - at < PART ? nbytes - at : PART, at);
+    return c;
+}
+
 static void check(const uint8_t *data, uint64_t nbytes)
 {
     struct checksum want = by_definition(data, nbytes);
 
     assert_true(checksum_equal(checksum_of(data, nbytes), want));
-    assert_true(checksum_equal(checksum_of_scalar(data, nbytes), want));
+    assert_true(checksum_equal(word_by_word(data, nbytes), want));
 }
 
 static void test_checksum_of_every_small_length(void **state)
