@@ -79,14 +79,14 @@ static int store_text(void *where, const struct member *m, const char *text, con
 
     if (text == NULL)
         return 0;
-    if (m->words != NULL && check_word(&index, m, text, at, e) != 0)
-        return -1;
     if (m->check != NULL && m->check(text, field_of_member(field, at, m->name), e) != 0)
+        return -1;
+    if (m->words != NULL && check_word(&index, m, text, at, e) != 0)
         return -1;
     if (m->store == STORE_WORD)
         *(int *)where = index;
     else
-        *(const char **)where = text;
+        *(const char **)where = m->words != NULL ? m->words[index] : text;
     return 0;
 }
 
@@ -119,6 +119,7 @@ static void store_default(void *where, const struct member *m)
     case STORE_NOT:
     case STORE_TEXT:
     case STORE_JSON:
+    case STORE_ROWS:
         break;
     }
 }
@@ -187,6 +188,7 @@ static int read_value(void *where, const struct member *m, const json_t *o, cons
     case STORE_JSON:
         return read_json(where, m, o, at, e);
     case STORE_NOT:
+    case STORE_ROWS:
         break;
     }
     return 0;
@@ -204,11 +206,10 @@ int member_read(void *out, const struct member *rows, const json_t *object, cons
     for (const struct member *m = rows; m->name != NULL; m++) {
         void *where = (char *)out + m->at;
 
-        if ((m->type & M_ROWS) != 0) {
-            if (member_read(where, m->of, object, at, e) != 0)
-                return -1;
+        if (m->store == STORE_ROWS && member_read(where, m->of, object, at, e) != 0)
+            return -1;
+        if ((m->type & M_ROWS) != 0)
             continue;
-        }
         if ((m->flags & M_REQUIRED) != 0 && body_required(object, at, m->name, e) != 0)
             return -1;
         note_given(out, m, body_given(object, m->name) != NULL);
@@ -250,6 +251,7 @@ static int read_query(void *where, const struct member *m, const struct http_req
     case STORE_F64:
     case STORE_JSON:
     case STORE_NOT:
+    case STORE_ROWS:
         break;
     }
     return 0;
@@ -262,12 +264,9 @@ int member_read_query(void *out, const struct member *rows, const struct http_re
         void *where = (char *)out + m->at;
         bool given;
 
-        if ((m->type & M_ROWS) != 0) {
-            if (member_read_query(where, m->of, x, e) != 0)
-                return -1;
-            continue;
-        }
-        if ((m->flags & M_QUERY) == 0)
+        if (m->store == STORE_ROWS && member_read_query(where, m->of, x, e) != 0)
+            return -1;
+        if ((m->type & M_ROWS) != 0 || (m->flags & M_QUERY) == 0)
             continue;
         given = http_request_query(x, m->name) != NULL;
         note_given(out, m, given);

@@ -46,7 +46,7 @@ struct member_text {
 /* How a value is stored; M_IN chooses by the type of the field. */
 enum member_store {
     STORE_NOT, /* its handler reads it */
-    STORE_STR,
+    STORE_STR, /* borrowed from the body; with `words` static */
     STORE_TEXT,
     STORE_BOOL,
     STORE_U32,
@@ -54,7 +54,8 @@ enum member_store {
     STORE_I64,
     STORE_F64,
     STORE_WORD, /* an int: the index in `words` */
-    STORE_JSON  /* borrowed from the body */
+    STORE_JSON, /* borrowed from the body */
+    STORE_ROWS  /* M_ROWS_IN */
 };
 
 /* The field of a struct that gets the value. An absent member leaves the field as it is, unless the
@@ -73,9 +74,11 @@ enum member_store {
                       : STORE_JSON)
 /* The bool that becomes true if the member is given. */
 #define M_GIVEN(type, field) .given = offsetof(type, field) + 1
-/* The rows of another table, whose struct is a field of this one's. */
-#define M_ROWS_IN(table, type, field) M_ROWS, .of = table, .at = offsetof(type, field)
-#define M_ROWS_OF(table)              M_ROWS, .of = table
+/* The rows of another table: read together with this one's, whose struct has a field for it, or
+ * only listed here, and read by their own handler. */
+#define M_ROWS_IN(table, type, field)                                                              \
+    M_ROWS, .of = table, .at = offsetof(type, field), .store = STORE_ROWS
+#define M_ROWS_OF(table) M_ROWS, .of = table
 #define M_WORDS(...)                                                                               \
     .words = (const char *const[])                                                                 \
     {                                                                                              \
