@@ -4,15 +4,22 @@
  *
  * test_fleet_sim random N [FIRST]   so many histories, of these seeds
  * test_fleet_sim seed N             one; SIM_TRACE=1 prints what happens
- * test_fleet_sim turns              every event at every turn, of all fleets; a minute or two
+ * test_fleet_sim turns [K OF]       every event at every turn, of all fleets; or the Kth part of OF
+ *                                   of them, from 0
+ * test_fleet_sim at FLEET SCENARIO MIN_READY TURN EVENT FAILURE   one of those
  * test_fleet_sim broken N FIRST LAST   the first of these seeds that notices rule N of
- *                                      sim/broken.h, which is broken */
+ *                                      sim/broken.h, which is broken
+ *
+ * Processes with other seeds, or other parts, may run beside each other. The last line says how
+ * many histories ran and which failed; the exit status is 1 if any did. A history that ends the
+ * process is named too. */
 #include "tests/unit/fleet/sim/broken.h"
 #include "tests/unit/fleet/sim/check.h"
 #include "tests/unit/fleet/sim/sched.h"
 #include "tests/unit/fleet/sim/world.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -31,8 +38,33 @@ enum {
     SEEDS = 2000,
     TURNS_STEP = 11,
 #endif
-    BROKEN_SEEDS = 4000
+    BROKEN_SEEDS = 4000,
+    NAME_MAX_LEN = 100,
+    SEEDS_LISTED = 200
 };
+
+/* The history under way, for what ends the process. */
+static char history[NAME_MAX_LEN];
+
+static void on_signal(int number)
+{
+    (void)!write(STDERR_FILENO, history, strlen(history));
+    (void)!write(STDERR_FILENO, " ended the process\n", 19);
+    (void)signal(number, SIG_DFL);
+    (void)raise(number);
+}
+
+static void name_what_ends(void)
+{
+    static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTERM};
+    static char stack[1 << 16];
+    const stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+
+    (void)sigaltstack(&other, NULL);
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
+        (void)sigaction(signals[i], &action, NULL);
+}
 
 /* ---- random ---- */
 
@@ -62,11 +94,13 @@ static int run_seed(uint64_t seed)
 {
     struct world_cfg cfg;
     enum scenario scenario = random_cfg(&cfg, seed);
-    const char *failed = world_history(&cfg, scenario);
+    const char *failed;
 
+    (void)snprintf(history, sizeof history, "seed %llu", (unsigned long long)seed);
+    failed = world_history(&cfg, scenario);
     if (failed == NULL)
         return 0;
-    (void)fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, failed);
+    (void)fprintf(stderr, "%s: %s\n", history, failed);
     return -1;
 }
 
@@ -99,14 +133,13 @@ static int run_at(const struct fleet_kinds *f, enum scenario scenario, size_t mi
     const char *failed;
 
     memcpy(cfg.kinds, f->kinds, sizeof cfg.kinds);
+    (void)snprintf(history, sizeof history, "at %zu %d %zu %llu %d %d", (size_t)(f - fleets),
+                   (int)scenario, min_ready, (unsigned long long)turn, (int)event, (int)failure);
     failed = world_history(&cfg, scenario);
     n_histories++;
     if (failed == NULL)
         return 0;
-    (void)fprintf(stderr,
-                  "fleet %zu, scenario %d, min_ready %zu, turn %llu, event %d, failure %d: %s\n",
-                  (size_t)(f - fleets), (int)scenario, min_ready, (unsigned long long)turn,
-                  (int)event, (int)failure, failed);
+    (void)fprintf(stderr, "%s: %s\n", history, failed);
     return -1;
 }
 
@@ -127,16 +160,28 @@ static unsigned run_turns(const struct fleet_kinds *f, enum scenario scenario, s
     return n_failed;
 }
 
-/* @step  every so many turns only; those of a fleet of another size begin elsewhere */
-static unsigned run_all_turns(unsigned step)
+/* @step    every so many turns only; those of a fleet of another size begin elsewhere
+ * @k, @of  the kth part of so many */
+static unsigned run_all_turns(unsigned step, uint64_t k, uint64_t of)
 {
     unsigned n_failed = 0;
+    uint64_t n = 0;
 
     for (size_t f = 0; f < sizeof fleets / sizeof fleets[0]; f++)
         for (int scenario = 0; scenario < SCENARIOS; scenario++)
             for (size_t min_ready = 0; min_ready < 2; min_ready++)
-                n_failed += run_turns(&fleets[f], (enum scenario)scenario, min_ready, step);
+                if (n++ % of == k)
+                    n_failed += run_turns(&fleets[f], (enum scenario)scenario, min_ready, step);
     return n_failed;
+}
+
+static int run_turns_only(uint64_t k, uint64_t of)
+{
+    unsigned n_failed = run_all_turns(1, k, of);
+
+    (void)printf("turns, part %llu of %llu: %u histories, %u failed\n", (unsigned long long)k,
+                 (unsigned long long)of, n_histories, n_failed);
+    return n_failed > 0;
 }
 
 /* ---- tests ---- */
@@ -144,7 +189,7 @@ static unsigned run_all_turns(unsigned step)
 static void test_every_event_at_turns_of_everything(void **state)
 {
     (void)state;
-    assert_int_equal(run_all_turns(TURNS_STEP), 0);
+    assert_int_equal(run_all_turns(TURNS_STEP, 0, 1), 0);
     print_message("%u histories\n", n_histories);
 }
 
@@ -201,14 +246,19 @@ static uint64_t number(const char *text)
 
 static int run_random(uint64_t first, uint64_t n)
 {
+    uint64_t failed[SEEDS_LISTED];
     unsigned n_failed = 0;
 
     for (uint64_t seed = first; seed < first + n; seed++)
-        n_failed += run_seed(seed) != 0;
-    if (n_failed > 0)
-        return 1;
-    print_message("%llu histories\n", (unsigned long long)n);
-    return 0;
+        if (run_seed(seed) != 0 && n_failed++ < SEEDS_LISTED)
+            failed[n_failed - 1] = seed;
+    (void)printf("random, seeds %llu to %llu: %llu histories, %u failed",
+                 (unsigned long long)first, (unsigned long long)(first + n - 1),
+                 (unsigned long long)n, n_failed);
+    for (unsigned i = 0; i < n_failed && i < SEEDS_LISTED; i++)
+        (void)printf("%s%llu", i == 0 ? ": " : " ", (unsigned long long)failed[i]);
+    (void)printf("\n");
+    return n_failed > 0;
 }
 
 int main(int argc, char **argv)
@@ -219,6 +269,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_each_rule_that_is_broken_is_noticed),
     };
 
+    name_what_ends();
     if (argc > 2 && strcmp(argv[1], "random") == 0)
         return run_random(argc > 3 ? number(argv[3]) : 1, number(argv[2]));
     if (argc > 2 && strcmp(argv[1], "seed") == 0)
@@ -230,6 +281,6 @@ int main(int argc, char **argv)
     if (argc > 4 && strcmp(argv[1], "broken") == 0)
         return find_broken((enum broken)number(argv[2]), number(argv[3]), number(argv[4])) == 0;
     if (argc > 1 && strcmp(argv[1], "turns") == 0)
-        return run_all_turns(1) != 0;
+        return run_turns_only(argc > 3 ? number(argv[2]) : 0, argc > 3 ? number(argv[3]) : 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
