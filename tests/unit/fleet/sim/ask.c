@@ -14,7 +14,8 @@
 enum {
     LEASE_S = 40,
     ASK_US = 400000000, /* the longest: a sleep, behind another operation */
-    LATER_US = 4000000
+    LATER_US = 4000000,
+    RECOVER_N = 30
 };
 
 struct order {
@@ -276,6 +277,7 @@ static void set_sleep(int level)
         world.n_wakes -= level == 0;
         fleet_op_unlock(world.fc);
     }
+    world_trace("%s: %s", level > 0 ? "sleep" : "wake", e.code == ERR_NONE ? "done" : e.msg);
     fleet_apply_quiesce(world.fc);
     ask_end(a);
 }
@@ -291,16 +293,21 @@ static void run_sleep(struct order *o)
 
 /* ---- members ---- */
 
-static void remove_engine(const struct engine *g)
+static void remove_engine(struct engine *g)
 {
+    struct fleet_session *open = fleet_open_session(world.fc);
     struct upstream *u = NULL;
     struct err e = {0};
 
-    if (upstreams_remove(world.upstreams, world_url(check_index_of(g)), &u, &e) == 0)
+    if (upstreams_remove(world.upstreams, world_url(check_index_of(g)), &u, &e) == 0) {
         upstream_unref(u);
+        g->left = open != NULL ? world_label(open->label) : g->left;
+    }
+    fleet_unref(world.fc, open);
 }
 
-static void add_engine(const struct engine *g)
+/* What it answered before may be forgotten. */
+static void add_engine(struct engine *g)
 {
     char entry[64];
     struct upstream *u = NULL;
@@ -308,8 +315,10 @@ static void add_engine(const struct engine *g)
 
     (void)snprintf(entry, sizeof entry, "%s,%s", world_url(check_index_of(g)),
                    upstream_kind_name(g->kind));
-    if (upstreams_add(world.upstreams, entry, &u, &e) == 0)
-        upstream_unref(u);
+    if (upstreams_add(world.upstreams, entry, &u, &e) != 0)
+        return;
+    g->answered = 0;
+    upstream_unref(u);
 }
 
 /* @argument  it joins again */
@@ -346,7 +355,7 @@ static void run_recover(struct order *o)
     for (size_t i = 0; i < world.n_engines; i++)
         add_engine(&world.engines[i]);
     resume_all();
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < RECOVER_N; n++) { /* a wake may be refused until all can be reached */
         fleet_get_sleep(world.fc, &sleep);
         if (!sleep.weights && !sleep.kv)
             return;

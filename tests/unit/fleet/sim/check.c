@@ -52,10 +52,10 @@ unsigned check_accepted(int target)
     return world.accepted[target];
 }
 
-/* What the fleet may know of it, it knows. */
+/* What the fleet may know of it, it knows: what it hears is handled before time passes. */
 static bool is_known(const struct engine *g)
 {
-    return g->seen == g->process && !world.asked_unknown;
+    return g->seen == g->process && g->seen_us < clock_now_us() && !world.asked_unknown;
 }
 
 static bool is_checked(const struct engine *g)
@@ -92,6 +92,12 @@ bool check_is_removed(const struct engine *g)
     return u == NULL || upstream_is_removed(u);
 }
 
+/* ... and of that update, if it was added again meanwhile. */
+static bool has_left(const struct engine *g)
+{
+    return check_is_removed(g) || (g->left != 0 && engine_version(g) == g->left);
+}
+
 bool check_is_open(int target)
 {
     struct fleet_session *open = fleet_open_session(world.fc);
@@ -101,12 +107,14 @@ bool check_is_open(int target)
     return is;
 }
 
-/* A baton may have committed what the fleet has yet to hear of. */
+/* A baton may have committed what the fleet has yet to hear of, or never will, if the answer was
+ * lost (docs/guarantees.md): requests that run there go on with it, and that version counts as seen
+ * only once it is the fleet's. */
 void check_token(struct engine *g, bool held)
 {
     int version = engine_version(g), fleet = world_version();
 
-    if (!is_known(g) || (held && (g->stray == g->process || check_is_removed(g))))
+    if (!is_known(g) || (held && (g->stray == g->process || has_left(g))))
         return;
     if (version == TORN)
         check_fail("I8: %s makes tokens of weights of no version", name_of(g));
@@ -118,7 +126,7 @@ void check_token(struct engine *g, bool held)
     else if (!held && version < world.newest)
         check_fail("I9: %s makes tokens of v%d after v%d was seen", name_of(g), version,
                    world.newest);
-    if (version > world.newest)
+    if (version > world.newest && version <= fleet)
         world.newest = version;
 }
 
@@ -169,7 +177,7 @@ void check_resume(const struct engine *g)
 {
     int version = engine_version(g);
 
-    if (!is_checked(g) || check_is_removed(g))
+    if (!is_checked(g) || has_left(g))
         return;
     if (g->n_finishes > 0)
         check_fail("I8: %s is resumed before its update has ended", name_of(g));
@@ -248,13 +256,32 @@ static void granted(void *arg)
     (void)arg;
 }
 
+/* It has answered that it has loaded it, and was not taken for another process since. An answer is
+ * known when time has passed since. */
+static bool is_known_to_have(const struct engine *g, int adapter)
+{
+    return g->answered == adapter && g->answered_us < clock_now_us() && !check_is_removed(g) &&
+           g->answered_incarnation == world_incarnation(g);
+}
+
+/* An adapter that no member is known to have keeps out none that has refused it: all are alike
+ * without it. */
+static bool may_lack_adapter(const struct engine *g)
+{
+    for (size_t i = 0; i < world.n_engines; i++)
+        if (is_known_to_have(&world.engines[i], world.adapter))
+            return false;
+    return g->adapter == 0 && g->refused == world.adapter;
+}
+
 static void check_grant(struct engine *g)
 {
     if (!g->up || !is_known(g))
         return;
     if (g->n_finishes > 0)
         check_fail("I17: %s gets a request while its update ends", name_of(g));
-    if (world.n_loads == 0 && !world.adapter_unsure && g->adapter != world.adapter)
+    if (world.n_loads == 0 && !world.adapter_unsure && g->adapter != world.adapter &&
+        !may_lack_adapter(g))
         check_fail("I4: %s gets a request with adapter %d, and the fleet has %d", name_of(g),
                    g->adapter, world.adapter);
     if (engine_overwrites(g) && g->open && engine_runs(g) && !g->unclosed)

@@ -17,8 +17,11 @@ void engine_start(struct engine *g)
                          .up = true,
                          .process = was.process + 1,
                          .seen = was.seen,
+                         .seen_us = was.seen_us,
                          .n_own = was.n_own,
                          .n_queries = was.n_queries,
+                         .n_changes = was.n_changes,
+                         .overlap = was.overlap,
                          .unreported = was.n_queries > 0,
                          .caches = {NO_ENTRY, NO_ENTRY, NO_ENTRY},
                          .held_kv = NO_ENTRY};

@@ -25,7 +25,8 @@ struct engine {
     bool knows_start; /* else an SGLang of an old release */
     bool up;
     unsigned process;
-    unsigned seen; /* the last one of which the fleet has heard */
+    unsigned seen; /* the last one of which the fleet has heard, ... */
+    uint64_t seen_us;
     char label[API_VERSION_MAX + 1];
     int weights;     /* the version that it had before `chunks` came; TORN: of none */
     int target;      /* of the update that `chunks` belong to */
@@ -38,6 +39,11 @@ struct engine {
     char pause_owner[64];
     struct caches caches;
     int adapter;     /* its revision; 0: it has none */
+    int answered;    /* the revision of its last load that was answered well ... */
+    uint64_t answered_us, answered_incarnation;
+    unsigned n_changes; /* loads and unloads under way; which of two came last is not known */
+    bool overlap;
+    int refused;     /* ... that was refused, on the way */
     unsigned n_held; /* requests that a pause holds */
     int held_kv;     /* what their KV was computed with; NO_ENTRY: it is computed again */
 
@@ -51,6 +57,8 @@ struct engine {
     unsigned last_sent;  /* tensors: a bit for each chunk that came ... */
     int last_target;     /* ... of this update */
     unsigned stray;      /* process that got tensors before it was seen */
+    int left;            /* the update that was open when it was removed: it gets the rest of that,
+                            also if it was added again; 0: none */
     bool unclosed;       /* an end without tensors was refused, which counts as: none is open */
     bool unnamed;        /* a request for its version has failed: it may lack a marker */
 };

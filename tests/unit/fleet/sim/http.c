@@ -68,10 +68,50 @@ static void note_answer(const struct http_call *c, bool good)
     g->unreported = g->unreported || !good;
     if (--g->n_queries > 0)
         return;
-    if (g->reported == g->process && !g->unreported && !check_is_removed(g))
+    if (g->reported == g->process && !g->unreported && !check_is_removed(g) &&
+        g->seen != g->process) {
         g->seen = g->process;
+        g->seen_us = clock_now_us();
+    }
     g->reported = 0;
     g->unreported = false;
+}
+
+static int revision_of(const struct http_call *c)
+{
+    const char *path = c->op == API_LOAD_ADAPTER && c->body != NULL ? strstr(c->body, "/adapters/")
+                                                                    : NULL;
+
+    return path != NULL ? (int)strtol(path + strlen("/adapters/"), NULL, 10) : 0;
+}
+
+static bool changes_adapter(const struct http_call *c)
+{
+    return c->op == API_LOAD_ADAPTER || c->op == API_UNLOAD_ADAPTER;
+}
+
+static void begin_change(const struct http_call *c)
+{
+    if (changes_adapter(c))
+        c->engine->overlap = c->engine->n_changes++ > 0;
+}
+
+static void end_change(const struct http_call *c)
+{
+    c->engine->n_changes -= changes_adapter(c);
+}
+
+static void note_adapter(const struct http_call *c)
+{
+    struct engine *g = c->engine;
+
+    if (g->overlap || (c->op == API_UNLOAD_ADAPTER && g->adapter == 0))
+        g->answered = 0;
+    if (g->overlap || c->op != API_LOAD_ADAPTER || c->reply.status != 200)
+        return;
+    g->answered = revision_of(c);
+    g->answered_us = clock_now_us();
+    g->answered_incarnation = world_incarnation(g);
 }
 
 static void end(struct http_call *c, enum http_outcome outcome, bool sent)
@@ -81,6 +121,7 @@ static void end(struct http_call *c, enum http_outcome outcome, bool sent)
     if (outcome != HTTP_WHOLE)
         (void)snprintf(e.why, sizeof e.why, "it failed");
     sched_cancel(c);
+    end_change(c);
     if (c->ends)
         c->engine->n_finishes -= c->process == c->engine->process;
     if (c->op == API_UPDATE_WEIGHTS && outcome != HTTP_WHOLE && sent)
@@ -109,6 +150,8 @@ static void on_answer(void *arg)
     }
     if (c->engine->kind == UPSTREAM_BATON)
         engine_name(c->engine, head.boot_id, sizeof head.boot_id);
+    if (changes_adapter(c))
+        note_adapter(c);
     if (c->events.head != NULL)
         c->events.head(c->events.arg, &head);
     (void)c->events.data(c->events.arg, c->reply.text, strlen(c->reply.text));
@@ -134,6 +177,8 @@ static int any_refusal(enum api_op op)
 
 static void refuse(struct http_call *c, int status)
 {
+    if (c->op == API_LOAD_ADAPTER)
+        c->engine->refused = revision_of(c);
     c->reply.status = status;
     (void)snprintf(c->reply.text, sizeof c->reply.text, "{\"message\":\"no\"}");
     answer_later(c);
@@ -220,6 +265,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
     (void)snprintf(call->path, sizeof call->path, "%s", req->path);
     if (req->body != NULL)
         call->body = strndup(req->body, req->body_len);
+    begin_change(call);
     sched_after(way_us(), on_arrival, call);
     sched_after(req->timeout_us, on_timeout, call);
     *out = call;
@@ -229,6 +275,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
 void __wrap_http_cancel(struct http_call *c)
 {
     sched_cancel(c);
+    end_change(c);
     note_answer(c, false);
     if (c->ends)
         c->engine->n_finishes -= c->process == c->engine->process;

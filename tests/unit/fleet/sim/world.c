@@ -76,6 +76,16 @@ struct upstream *world_upstream(const struct engine *g)
     return NULL;
 }
 
+uint64_t world_incarnation(const struct engine *g)
+{
+    struct upstream *u = world_upstream(g);
+    struct upstream_info info = {.incarnation = 0};
+
+    if (u != NULL)
+        fleet_info(world.fleet, u, &info);
+    return info.incarnation;
+}
+
 int world_label(const char *label)
 {
     int version;
