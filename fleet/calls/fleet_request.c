@@ -133,12 +133,15 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
     return 0;
 }
 
-/* The new process leaves rotation at once, not only at its next probe. */
-static void note_restart(struct fleet_control *fc, struct upstream *upstream, const char *process)
+/* Another process leaves rotation at once, not only at its next probe.
+ * @lost  it is another one, by what it answered */
+static void note_process(struct fleet_control *fc, struct fleet_result *result,
+                         const char *process, bool lost)
 {
-    if (process[0] != '\0')
-        (void)fleet_check_process(fleet_of(fc), upstream, process);
-    upstreams_probe_now(fc->upstreams);
+    result->other_process =
+        process[0] != '\0' && !fleet_check_process(fleet_of(fc), result->upstream, process);
+    if (lost || result->other_process)
+        upstreams_probe_now(fc->upstreams);
 }
 
 /* Some engines reply 200 with a body that reports a failure. */
@@ -244,10 +247,11 @@ static void on_answered(void *arg, size_t at)
     struct upstream_reply *reply = &s->replies[at];
     struct fleet_result *result = &s->results.list[at];
     const char *name = upstream_name(target->upstream);
+    bool lost;
 
     fleet_result_read(result, name, reply);
-    if (fleet_result_read_lost(result, &target->ctx, name))
-        note_restart(s->fc, target->upstream, reply->process);
+    lost = fleet_result_read_lost(result, &target->ctx, name);
+    note_process(s->fc, result, reply->process, lost);
     if (s->what->kind != WHAT_QUERY)
         apply_answer(s->fc, op_of(s->what, target), target, &s->before[at], result);
     if (target->answered != NULL)

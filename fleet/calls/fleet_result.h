@@ -27,8 +27,9 @@ enum fleet_outcome {
 struct fleet_result {
     struct upstream *upstream; /* a reference; NULL: none */
     enum fleet_outcome outcome;
-    int status;     /* of the reply; 0: none came */
-    struct err why; /* clean unless it failed; names the engine */
+    int status;         /* of the reply; 0: none came */
+    bool other_process; /* it named another one than that which was known */
+    struct err why;     /* clean unless it failed; names the engine */
     char *text;     /* owned; body of the reply; NULL: none */
     size_t text_len;
 };

@@ -85,7 +85,9 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
 static void check_process(struct fleet_control *fc, const struct fleet_session *s,
                           struct fleet_part *p, const char *process, struct fleet_result *result)
 {
-    if (process[0] == '\0' || fleet_check_process(fleet_of(fc), p->upstream, process))
+    bool same = process[0] == '\0' || fleet_check_process(fleet_of(fc), p->upstream, process);
+
+    if (same && !result->other_process)
         return;
     if (p->before == PART_WAS_IN_STEP)
         p->before = PART_WAS_OUT_OF_STEP;
