@@ -92,15 +92,6 @@ static int read_report(struct upstream_report *report, const struct probe *p,
     return -1;
 }
 
-/* May this server itself have paused the engine, or put it to sleep, when it answered? */
-static bool may_hold(const struct probe *p)
-{
-    struct upstream_info info;
-
-    fleet_info(p->prober->cfg.fleet, p->upstream, &info);
-    return change_since(p, &info) || info.no_probes;
-}
-
 /* A baton in front of engines refuses a generation probe while none of them serves, and its status
  * says so. It is not down then: an update through this server is what they wait for. */
 static bool is_asked_in_turn(const struct probe *p)
@@ -108,12 +99,19 @@ static bool is_asked_in_turn(const struct probe *p)
     return p->config->kind == UPSTREAM_BATON;
 }
 
-/* @a  in the order of status_queries */
+/* While this server holds the engines they are asked for no token, and a token that failed before
+ * says nothing: whatever waits for the engine, as a wake, would wait for ever.
+ * @a  in the order of status_queries */
 static void on_status(struct probe *p, const struct upstream_reply *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
     struct upstream_report report;
+    struct upstream_info info;
     struct err why = {0};
+    bool no_token;
+
+    fleet_info(fleet, p->upstream, &info);
+    no_token = p->no_token && !info.no_probes;
 
     if (a[0].process[0] != '\0' && fleet_reject_alias(fleet, p->upstream, a[0].process))
         return;
@@ -128,18 +126,18 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         fleet_probe_failed(fleet, p->upstream, a[0].unreachable, &why);
         return;
     }
-    if (p->no_token && !is_asked_in_turn(p))
+    if (no_token && !is_asked_in_turn(p))
         return; /* a status probe does not show that it generates */
     if (read_report(&report, p, a, &why) != 0) {
         fleet_probe_failed(fleet, p->upstream, false, &why);
         return;
     }
-    if (p->no_token && report.not_ready[0] == '\0')
+    if (no_token && report.not_ready[0] == '\0')
         return;
     report.sent_epoch = p->weights_epoch;
     report.have_change = p->have_change;
-    if (may_hold(p))
-        report.held = NULL;
+    if (change_since(p, &info) || info.no_probes)
+        report.held = NULL; /* this server itself may have done it */
     fleet_probe_ok(fleet, p->upstream, &report);
     /* Without generation probes nothing else would show that our key is accepted again. */
     if (p->prober->cfg.generation_probe_every == 0)

@@ -252,6 +252,25 @@ static void test_generation_probe_finds_an_engine_that_generates_nothing(void **
     peer_stop(&silent);
 }
 
+/* It is asked for no token then, and a wake may need all engines. */
+static void test_failed_token_says_nothing_while_the_engines_are_held(void **state)
+{
+    struct peer silent;
+    struct world w;
+
+    (void)state;
+    peer_listen(&silent);
+    assert_int_equal(pthread_create(&silent.thread, NULL, silent_main, &silent), 0);
+    world_open(&w, (const char *const[N]){silent.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    await_state(&w, 0, "down");
+    fleet_set_still(w.fleet, &(struct fleet_still){.no_probes = true, .order = 1});
+    await_alive(&w, 0);
+    fleet_set_still(w.fleet, &(struct fleet_still){.order = 2});
+    await_state(&w, 0, "down"); /* which the next token shows again */
+    world_close(&w);
+    peer_stop(&silent);
+}
+
 static void ask(struct world *w, enum api_op op, enum have_answer answer)
 {
     struct have_before before;
@@ -519,6 +538,7 @@ int main(void)
         cmocka_unit_test(test_pause_of_this_server_is_not_held_by_others),
         cmocka_unit_test(test_token_shows_that_an_engine_which_hides_it_is_awake),
         cmocka_unit_test(test_generation_probe_finds_an_engine_that_generates_nothing),
+        cmocka_unit_test(test_failed_token_says_nothing_while_the_engines_are_held),
         cmocka_unit_test(test_baton_without_engines_is_not_down),
         cmocka_unit_test(test_rejected_key_is_found_by_both_probes),
         cmocka_unit_test(test_accepted_key_restores_the_engine),
