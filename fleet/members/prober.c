@@ -21,12 +21,13 @@ struct prober {
     atomic_uint_fast64_t round_us;     /* relaxed: only a time */
 };
 
-/* A removed engine is probed until its last request has finished. */
+/* A removed engine is probed until its last request, and the update that it has part in, have
+ * ended: nothing else would show that it is restarted. */
 static bool is_probed(const struct prober *p, struct upstream *upstream)
 {
     struct upstream_info info;
 
-    if (!upstream_is_removed(upstream))
+    if (!upstream_is_removed(upstream) || !upstream_is_idle(upstream))
         return true;
     fleet_info(p->cfg.fleet, upstream, &info);
     return info.n_outstanding[FLEET_GENERATE] + info.n_outstanding[FLEET_TEXT] > 0;
