@@ -54,7 +54,9 @@ static void unload(struct fleet_control *fc, struct upstream *upstream,
 }
 
 /* An engine that can replace an adapter, and refused this one, keeps what it had under that name:
- * without an unload it would serve it once no engine has this one. */
+ * without an unload it would serve it once no engine has this one. One that cannot would refuse
+ * this one for ever if it has another: it unloads that first, also if none is known, since an error
+ * may have come after it had loaded one. */
 static void load(struct fleet_control *fc, struct upstream *upstream,
                  const struct fleet_adapter_task *task, struct api_object *native, struct err *why)
 {
@@ -68,7 +70,7 @@ static void load(struct fleet_control *fc, struct upstream *upstream,
     fleet_results_auto results = {0};
     struct err ignored = {0};
 
-    if (!replaces && fleet_adapter_may_have(fleet_of(fc), upstream, task->slot))
+    if (!replaces)
         unload(fc, upstream, task, &ignored);
     if (fleet_request(fc, API_LOAD_ADAPTER, &target, 1, task->timeout_us + FLEET_GRACE_US, &results,
                       why) != 0)

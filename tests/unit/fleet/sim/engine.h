@@ -38,8 +38,8 @@ struct engine {
     bool paused, weights_asleep, kv_asleep;
     char pause_owner[64];
     struct caches caches;
-    int adapter;     /* its revision; 0: it has none */
-    int answered;    /* the revision of its last load that was answered well ... */
+    int adapter;  /* its revision; 0: it has none */
+    int answered; /* the revision of its last load that was answered well ... */
     uint64_t answered_us, answered_incarnation;
     unsigned n_changes; /* loads and unloads under way; which of two came last is not known */
     bool overlap;

@@ -121,6 +121,6 @@ int world_version(void); /* the fleet's; TORN: none */
 const char *world_url(size_t i);
 struct upstream *world_upstream(const struct engine *g);
 uint64_t world_incarnation(const struct engine *g); /* how many the fleet has counted */
-int world_label(const char *label); /* the version that it names; TORN: none */
+int world_label(const char *label);                 /* the version that it names; TORN: none */
 
 #endif
