@@ -15,7 +15,8 @@ enum {
     LEASE_S = 40,
     ASK_US = 400000000, /* the longest: a sleep, behind another operation */
     LATER_US = 4000000,
-    RECOVER_N = 30
+    RECOVER_N = 30,
+    HEALING_UPDATES_MAX = 8 /* more than a history needs in the end */
 };
 
 struct order {
@@ -215,7 +216,7 @@ static void run_second_update(struct order *o)
     struct fleet_session *s;
 
     (void)o;
-    if (world.target + 1 == TARGETS_MAX)
+    if (world.target + HEALING_UPDATES_MAX >= TARGETS_MAX)
         return;
     s = start_update(++world.target);
     if (s != NULL)
