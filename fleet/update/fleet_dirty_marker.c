@@ -203,8 +203,17 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 struct label_check {
     enum { CHECK_TENSORS, CHECK_FINISH, CHECK_FINISHED, CHECK_RESUMED, CHECK_LABELLED } when;
     const char *label; /* the new version */
+    bool only_down;
     struct fleet_control *fc;
 };
+
+static bool is_alive(struct fleet_control *fc, struct upstream *upstream)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    return info.alive;
+}
 
 /* Engines that do not name their process are asked more often. */
 static bool is_to_check(const struct fleet_part *p, const void *arg)
@@ -212,6 +221,8 @@ static bool is_to_check(const struct fleet_part *p, const void *arg)
     const struct label_check *c = arg;
     bool may_be_other = p->no_process_id && (!part_is_unchanged(p) || p->may_have_marker);
 
+    if (c->only_down && is_alive(c->fc, p->upstream))
+        return false;
     switch (c->when) {
     case CHECK_TENSORS:
         return !p->out && may_be_other;
@@ -282,6 +293,15 @@ static int check_labels(struct fleet_control *fc, struct fleet_session *s, struc
     return fanout_apply(fc, s, &f, e);
 }
 
+/* Another engine may have kept the others waiting for long since that check. One that is down by
+ * now is asked again: another process may answer there, which no probe has seen yet. */
+static int check_labels_of_down(struct fleet_control *fc, struct fleet_session *s,
+                                struct label_check c, struct err *e)
+{
+    c.only_down = true;
+    return check_labels(fc, s, c, e);
+}
+
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e)
 {
@@ -296,8 +316,11 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 
 int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    bool any = false;
+    int n_down = check_labels_of_down(fc, s, (struct label_check){.when = CHECK_FINISH}, e);
+    bool any = n_down > 0;
 
+    if (n_down < 0)
+        return -1;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++) {
         struct fleet_part *p = &s->parts[i];
@@ -356,6 +379,8 @@ void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, boo
         if (!is_to_check(&s->parts[i], &c))
             fleet_switch_confirm(fc, s, &s->parts[i]);
     (void)check_labels(fc, s, c, &ignored);
+    err_clear(&ignored);
+    (void)check_labels_of_down(fc, s, c, &ignored);
     if (fanout_apply(fc, s, &set, why) != 0 && resumed) {
         c.when = CHECK_LABELLED; /* one that was restarted meanwhile reports another version */
         err_clear(&ignored);

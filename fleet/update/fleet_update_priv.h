@@ -125,8 +125,9 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 
 /* fleet_drop_restarted - drop the engines whose process is another one than the one that was
  * prepared, and fence them: the new one runs and has no marker, so tensors would change what it
- * serves, a finish would name it, and nothing would show either. No lock held. Blocks: no. Errors:
- * too few engines are left. */
+ * serves, a finish would name it, and nothing would show either. One that is down is asked whether
+ * it has our marker still. No lock held. Blocks: up to the time of a step, if any is down.
+ * Errors: as fleet_check_dirty_markers. */
 int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
 /* fleet_set_new_labels - give the new version to engines that finished by a request which takes no
