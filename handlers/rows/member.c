@@ -182,7 +182,8 @@ static int read_value(void *where, const struct member *m, const json_t *o, cons
     case STORE_U64:
         return body_u64(where, o, at, m->name, min, max, e);
     case STORE_I64:
-        return body_i64(where, o, at, m->name, m->min, max_of(m), e);
+        return body_i64(where, o, at, m->name, m->min == 0 && m->max == 0 ? INT64_MIN : m->min,
+                        max_of(m), e);
     case STORE_F64:
         return read_f64(where, m, o, at, e);
     case STORE_JSON:
@@ -260,6 +261,8 @@ static int read_query(void *where, const struct member *m, const struct http_req
 int member_read_query(void *out, const struct member *rows, const struct http_request *x,
                       struct err *e)
 {
+    char field[ERR_FIELD_MAX];
+
     for (const struct member *m = rows; m->name != NULL; m++) {
         void *where = (char *)out + m->at;
         bool given;
@@ -269,6 +272,9 @@ int member_read_query(void *out, const struct member *rows, const struct http_re
         if ((m->type & M_ROWS) != 0 || (m->flags & M_QUERY) == 0)
             continue;
         given = http_request_query(x, m->name) != NULL;
+        if (!given && (m->flags & M_REQUIRED) != 0)
+            return err_set(e, ERR_BAD_REQUEST, field_of_member(field, "", m->name),
+                           "%s is missing in the query, it is required", m->name);
         note_given(out, m, given);
         if (m->def != NULL && !given)
             store_default(where, m);

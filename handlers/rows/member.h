@@ -91,7 +91,8 @@ struct member {
     unsigned flags;       /* of enum member_flags */
     enum member_store store;
     size_t at, given;         /* given: offset of a bool, plus 1; 0: none */
-    int64_t min, max;         /* of an integer; else of the length; max 0: none */
+    int64_t min, max;         /* of an integer; else of the length; max 0: none; of an int64_t,
+                                 both 0: none */
     const char *def;          /* the default; NULL: none, or the text `doc` says it */
     const char *const *words; /* the strings that are allowed; NULL: any */
     const struct member *of;  /* members of the object, or of each object of the array or map */
