@@ -1,9 +1,8 @@
-/* The pause controller as JSON, in requests, replies and the status. */
+/* The pause controller as JSON, in replies and the status. */
 #ifndef BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
 #define BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
 
 #include "control/pause_controller.h"
-#include "http/http_request.h"
 
 #include <jansson.h>
 
@@ -14,9 +13,5 @@ json_t *pause_controller_pause_json(const struct pause_controller_info *info);
 /* pause_controller_sleep_json - the sleep state: {asleep, weights, kv_cache} (new, or NULL
  * without memory). */
 json_t *pause_controller_sleep_json(struct pause_controller *g);
-
-/* pause_parse - @req  zeroed. Errors: ERR_BAD_REQUEST at the member. */
-int pause_parse(struct pause_request *req, const struct http_request *x, const json_t *body,
-                struct err *e);
 
 #endif

@@ -8,8 +8,8 @@
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
+#include "handlers/rows/life_request.h"
 
 #include <stdio.h>
 
@@ -40,18 +40,6 @@ static int check_one_by_one(const json_t *ids, struct err *e)
                        "an id must be a non-empty string: sglang upstreams identify requests by "
                        "their rid");
     }
-    return 0;
-}
-
-static int abort_parse(const json_t **ids, const json_t *body, struct err *e)
-{
-    bool all = false;
-
-    if (body_array(ids, body, "", "request_ids", e) != 0 ||
-        body_bool(&all, body, "", "all", e) != 0)
-        return -1;
-    if (all == (*ids != NULL))
-        return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
     return 0;
 }
 
@@ -136,14 +124,14 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 {
     fleet_body_auto body = {0};
     fleet_results_auto results = {0};
-    const json_t *ids = NULL;
+    struct abort_request req = {0};
     size_t n_queued = 0;
 
-    if (fleet_body_parse(&body, x, e) != 0 || abort_parse(&ids, body.json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || abort_parse(&req, body.json, e) != 0)
         return -1;
-    if (ids == NULL)
+    if (req.all)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
-    if (abort_on_engines(app, ids, &body, &results, e) != 0)
+    if (abort_on_engines(app, req.ids, &body, &results, e) != 0)
         return -1;
     n_queued += fleet_results_sum(&results, "aborted");
     (void)fleet_results_done(&results, e);

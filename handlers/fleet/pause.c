@@ -11,10 +11,11 @@
 #include "fleet/proof/fleet_proof.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
+#include "handlers/rows/life_request.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,14 +115,16 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
 {
     struct fleet_control *fc = app->fleet->control;
     fleet_body_auto body = {0};
+    struct reset_cache_request req = {0};
     struct api_args args = {.native = &body};
     fleet_results_auto results = {0};
     uint64_t n_dropped = 0;
 
-    if (fleet_body_parse(&body, x, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        member_read(&req, reset_cache_members, body.json, "", e) != 0)
         return -1;
-    args.running = json_is_true(json_object_get(body.json, "running"));
-    args.external = json_is_true(json_object_get(body.json, "external"));
+    args.running = req.running;
+    args.external = req.external;
     if (args.running) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);

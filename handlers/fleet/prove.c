@@ -3,31 +3,13 @@
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
 #include "handlers/reply.h"
+#include "handlers/rows/life_request.h"
 
 #include <string.h>
-
-enum { PROVE_S_DEFAULT = 120, PROVE_S_MAX = 3600 };
-
-
-static int parse(struct fleet_proof_request *out, const struct app *app, const json_t *body,
-                 struct err *e)
-{
-    uint64_t timeout_s = PROVE_S_DEFAULT;
-
-    out->checksums = true;
-    out->life = app->life;
-    if (body_str(&out->upstream, body, "", "upstream", e) != 0 ||
-        body_bool(&out->checksums, body, "", "checksums", e) != 0 ||
-        body_u64(&timeout_s, body, "", "timeout_s", 1, PROVE_S_MAX, e) != 0)
-        return -1;
-    out->timeout_us = timeout_s * 1000000;
-    return 0;
-}
 
 static bool is_proven(const json_t *row)
 {
@@ -71,11 +53,19 @@ int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
-    struct fleet_proof_request r = {.all = all};
+    struct prove_request req = {0};
+    struct fleet_proof_request r;
     uint64_t asked[FLEET_MAX] = {0};
 
-    if (fleet_body_parse(&body, x, e) != 0 || parse(&r, app, body.json, e) != 0 ||
-        fleet_proof_ask(app->fleet->control, x, &r, asked, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        member_read(&req, upstreams_prove_members, body.json, "", e) != 0)
+        return -1;
+    r = (struct fleet_proof_request){.upstream = req.upstream,
+                                     .checksums = req.checksums,
+                                     .timeout_us = req.timeout_s * 1000000,
+                                     .life = app->life,
+                                     .all = all};
+    if (fleet_proof_ask(app->fleet->control, x, &r, asked, e) != 0)
         return -1;
     reply_json(x, 200, answer_json(app, all, asked));
     return 0;

@@ -6,33 +6,9 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/update.h"
-
-#include <string.h>
-
-static int tags_parse(struct fleet_sleep_request *req, const json_t *body, struct err *e)
-{
-    const json_t *list = NULL;
-
-    if (body_array(&list, body, "", "tags", e) != 0)
-        return -1;
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *tag = json_string_value(json_array_get(list, i));
-
-        if (tag == NULL || (strcmp(tag, "weights") != 0 && strcmp(tag, "kv_cache") != 0 &&
-                            strcmp(tag, "cuda_graph") != 0))
-            return err_set(e, ERR_BAD_REQUEST, "/tags",
-                           "'%.32s' is not one of weights, kv_cache, cuda_graph",
-                           tag != NULL ? tag : "");
-        req->weights = req->weights || strcmp(tag, "weights") == 0;
-        req->kv = req->kv || strcmp(tag, "kv_cache") == 0;
-    }
-    if (json_array_size(list) == 0)
-        req->weights = req->kv = true;
-    return 0;
-}
+#include "handlers/rows/life_request.h"
 
 static json_t *state_json(struct fleet_control *fc)
 {
@@ -55,17 +31,17 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_sleep_request req = {0};
+    struct sleep_request asked = {0};
+    struct fleet_sleep_request req;
     fleet_results_auto results = {0};
-    uint64_t level = 1;
     json_t *reply;
     int rc;
 
-    if (fleet_body_parse(&body, x, e) != 0 ||
-        body_u64(&level, body.json, "", "level", 1, 2, e) != 0 ||
-        tags_parse(&req, body.json, e) != 0 || fleet_op_lock(fc, x, "a sleep", e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || sleep_parse(&asked, body.json, e) != 0 ||
+        fleet_op_lock(fc, x, "a sleep", e) != 0)
         return -1;
-    req.level = (int)level;
+    req = (struct fleet_sleep_request){
+        .level = (int)asked.level, .weights = asked.what.weights, .kv = asked.what.kv};
     fleet_begin_push(fc);
     (void)fleet_sleep_all(fc, &req, &body, &results, e);
     reply = state_json(fc);
@@ -81,12 +57,14 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_sleep_request req = {0};
+    struct wake_request asked = {0};
+    struct fleet_sleep_request req;
     fleet_results_auto results = {0};
     int rc;
 
-    if (fleet_body_parse(&body, x, e) != 0 || tags_parse(&req, body.json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || wake_parse(&asked, body.json, e) != 0)
         return -1;
+    req = (struct fleet_sleep_request){.weights = asked.weights, .kv = asked.kv};
     if (req.kv && fleet_update_commit_open(app, e) != 0)
         return -1;
     if (fleet_op_lock(fc, x, "a wake", e) != 0)

@@ -14,6 +14,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
+#include "handlers/rows/life_request.h"
 #include "handlers/status_json.h"
 #include "weights/store/store.h"
 
@@ -362,18 +363,16 @@ int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
-
 /* A pause or an update does not count: the engine holds its requests, and a router that took it out
  * would have none left. */
 int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct err *e)
 {
-    const char *name = http_request_query(x, "upstream");
+    struct upstream_request req = {0};
     struct upstream_info info;
     struct upstream *it;
 
-    if (name == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/upstream", "is missing: the URL of an upstream");
-    if (upstreams_find(app->fleet->upstreams, name, &it, e) != 0)
+    if (member_read_query(&req, upstream_ready_query, x, e) != 0 ||
+        upstreams_find(app->fleet->upstreams, req.upstream, &it, e) != 0)
         return -1;
     fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
     upstream_unref(it);

@@ -6,31 +6,18 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-
-
-static int running_parse(bool *out, struct http_request *x, struct err *e)
-{
-    bool external = false; /* only upstreams may have an external cache */
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = body_bool(out, body, "", "running", e);
-    if (rc == 0)
-        rc = body_bool(&external, body, "", "external", e);
-    json_decref(body);
-    return rc;
-}
+#include "handlers/rows/life_request.h"
 
 int handle_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
-    bool running = false;
+    struct reset_cache_request req = {0}; /* only upstreams may have an external cache */
+    json_auto_t *body = NULL;
 
     if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0 ||
-        running_parse(&running, x, e) != 0)
+        body_parse(&body, x, x->route, e) != 0 ||
+        member_read(&req, reset_cache_members, body, "", e) != 0)
         return -1;
-    if (running && app->generate->engine != NULL)
+    if (req.running && app->generate->engine != NULL)
         app->generate->engine->ops->kv_forget(app->generate->engine);
     reply_json(x, 200,
                json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,

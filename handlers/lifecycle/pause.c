@@ -7,13 +7,13 @@
 #include "handlers/control_plane.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
+#include "handlers/rows/life_request.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ABORT_IDS_MAX = 65536, REQUEST_ID_LEN_MAX = 256 };
-
 
 /* A pause request that waits for its acknowledgement. */
 struct pending_pause {
@@ -70,14 +70,11 @@ static int do_pause(struct app *app, struct http_request *x, const struct pause_
 int handle_pause(struct app *app, struct http_request *x, struct err *e)
 {
     struct pause_request req = {0};
-    json_t *body;
-    int rc;
+    json_auto_t *body = NULL;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse(&body, x, x->route, e) != 0 || pause_parse(&req, x, body, e) != 0)
         return -1;
-    rc = pause_parse(&req, x, body, e);
-    json_decref(body);
-    return rc == 0 ? do_pause(app, x, &req, e) : -1;
+    return do_pause(app, x, &req, e);
 }
 
 int handle_resume(struct app *app, struct http_request *x, struct err *e)
@@ -119,38 +116,20 @@ static int ids_parse(const char ***out, size_t *n, const json_t *list, struct er
     return 0;
 }
 
-static int do_abort(const struct app_generate *generate, const json_t *body, uint32_t *n,
-                    struct err *e)
-{
-    const json_t *list = NULL;
-    const char **ids = NULL;
-    size_t n_ids = 0;
-    bool all = false;
-
-    if (body_array(&list, body, "", "request_ids", e) != 0 ||
-        body_bool(&all, body, "", "all", e) != 0)
-        return -1;
-    if (all == (list != NULL))
-        return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
-    if (!all && ids_parse(&ids, &n_ids, list, e) != 0)
-        return -1;
-    *n = generations_abort(generate->generations, ids, n_ids);
-    free(ids);
-    return 0;
-}
-
 int handle_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
-    json_t *body;
-    uint32_t n = 0;
-    int rc;
+    struct abort_request req = {0};
+    json_auto_t *body = NULL;
+    const char **ids = NULL;
+    size_t n_ids = 0;
+    uint32_t n;
 
     if (pause_controller_allows(app->pause_controller, CALL_ABORT_REQUESTS, e) != 0 ||
-        body_parse(&body, x, x->route, e) != 0)
+        body_parse(&body, x, x->route, e) != 0 || abort_parse(&req, body, e) != 0 ||
+        (!req.all && ids_parse(&ids, &n_ids, req.ids, e) != 0))
         return -1;
-    rc = do_abort(app->generate, body, &n, e);
-    json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, json_pack("{s:I}", "aborted", (json_int_t)n));
-    return rc;
+    n = generations_abort(app->generate->generations, ids, n_ids);
+    free(ids);
+    reply_json(x, 200, json_pack("{s:I}", "aborted", (json_int_t)n));
+    return 0;
 }

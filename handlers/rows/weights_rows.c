@@ -2,20 +2,24 @@
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
 #include "handlers/rows/rows.h"
+#include "handlers/rows/weights_request.h"
+#include "weights/store/leases.h"
+#include "weights/tensor_list.h"
 
 const struct member weights_list_query[] = {
-    {"checksums", M_BOOL, .flags = M_QUERY, .def = "true",
-     .doc = "false: they are null, and the answer is faster"},
+    {"checksums", M_BOOL, M_IN(struct weights_list_request, checksums), .flags = M_QUERY,
+     .def = "true", .doc = "false: they are null, and the answer is faster"},
     {0},
 };
 
 const struct member weights_diff_query[] = {
-    {"change", M_STRING, .flags = M_QUERY, .def = "all",
+    {"change", M_STRING, M_IN(struct weights_diff_request, change), .flags = M_QUERY, .def = "all",
      M_WORDS("all", "changed", "unchanged", "equal_to_another", "not_sent", "not_compared"),
      .doc = "Only these tensors"},
-    {"limit", M_INT, .flags = M_QUERY, .min = 1, .max = 10000, .def = "1000",
-     .doc = "Tensors in one answer"},
-    {"offset", M_INT, .flags = M_QUERY, .min = 0, .max = 1000000, .def = "0",
+    {"limit", M_INT, M_IN(struct weights_diff_request, limit), .flags = M_QUERY, .min = 1,
+     .max = 10000, .def = "1000", .doc = "Tensors in one answer"},
+    {"offset", M_INT, M_IN(struct weights_diff_request, offset), .flags = M_QUERY, .min = 0,
+     .max = TENSOR_LIST_TENSORS_MAX, .def = "0",
      .doc = "How many of them to skip; next_offset of the answer before"},
     {0},
 };
@@ -31,29 +35,32 @@ const struct member weights_label_members[] = {
 };
 
 const struct member weights_check_members[] = {
-    {"action", M_STRING, .flags = M_REQUIRED, M_WORDS("checksum", "compare", "snapshot")},
-    {"baseline", M_MAP, .items = M_STRING,
+    {"action", M_STRING, M_IN(struct weights_check_request, action), .flags = M_REQUIRED,
+     M_WORDS("checksum", "compare", "snapshot")},
+    {"baseline", M_MAP, .items = M_STRING, M_IN(struct weights_check_request, baseline),
      .doc = "With compare; default: the snapshot that action snapshot took in this process"},
     {"skip", M_ARRAY, .items = M_STRING, .max = 1024,
      .doc = "Tensors with one of these in their name are left out; 400 if that is all"},
-    {"must_match", M_BOOL, .def = "false",
+    {"must_match", M_BOOL, M_IN(struct weights_check_request, must_match), .def = "false",
      .doc = "With compare: a difference is a 422 manifest_mismatch"},
     {0},
 };
 
 const struct member handles_query[] = {
-    {"lease_s", M_INT, .flags = M_QUERY, .min = 1, .max = 3600, .def = "60"},
+    {"lease_s", M_INT, M_IN(struct handles_request, lease_s), .flags = M_QUERY, .min = 1,
+     .max = LEASE_S_MAX, .def = "60"},
     {0},
 };
 
 const struct member handles_renew_members[] = {
-    {"lease_id", M_STRING, .flags = M_REQUIRED},
-    {"lease_s", M_INT, .min = 1, .max = 3600, .doc = "From now; default: as many as before"},
+    {"lease_id", M_STRING, M_IN(struct handles_renew_request, lease_id), .flags = M_REQUIRED},
+    {"lease_s", M_INT, M_IN(struct handles_renew_request, lease_s), .min = 1, .max = LEASE_S_MAX,
+     .doc = "From now; default: as many as before"},
     {0},
 };
 
 const struct member weight_values_members[] = {
-    {"name", M_STRING, .flags = M_REQUIRED},
-    {"truncate_size", M_INT, .min = 1, .def = "100"},
+    {"name", M_STRING, M_IN(struct weight_values_request, name), .flags = M_REQUIRED},
+    {"truncate_size", M_INT, M_IN(struct weight_values_request, n_rows), .min = 1, .def = "100"},
     {0},
 };

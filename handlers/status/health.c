@@ -4,6 +4,7 @@
 #include "handlers/app.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/life_request.h"
 
 #include <string.h>
 
@@ -18,15 +19,13 @@ int handle_live(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-
 int ready_is_for_control(bool *out, const struct http_request *x, struct err *e)
 {
-    const char *value = http_request_query(x, "for");
+    struct ready_request req = {0};
+    int rc = member_read_query(&req, ready_query, x, e);
 
-    *out = value != NULL && strcmp(value, "control") == 0;
-    if (*out || value == NULL || strcmp(value, "generate") == 0)
-        return 0;
-    return err_set(e, ERR_BAD_REQUEST, "/for", "'%.64s' is not one of generate, control", value);
+    *out = req.what == 1;
+    return rc;
 }
 
 /* A fleet may serve weights that differ, of which nobody knows the right ones. */

@@ -10,6 +10,7 @@
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/weights_request.h"
 #include "weights/source.h"
 #include "weights/store/store.h"
 
@@ -21,7 +22,6 @@
 #include <strings.h>
 
 enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
-
 
 static json_t *snapshot; /* owned: sums by name; NULL: no snapshot yet; guarded by check_running */
 static atomic_flag check_running = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
@@ -149,22 +149,12 @@ static int check_unknown_names(struct check *c, struct err *e)
     return 0;
 }
 
-static int baseline_parse(const json_t **out, const json_t *body, struct err *e)
+static int check_baseline(const json_t *baseline, struct err *e)
 {
     const json_t *value;
     const char *name;
 
-    if (body_given(body, "baseline") == NULL && snapshot != NULL) {
-        *out = snapshot;
-        return 0;
-    }
-    if (body_given(body, "baseline") == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/baseline",
-                       "baseline is missing, and no snapshot was taken: send the sums to compare "
-                       "with, or action snapshot first");
-    if (body_object(out, body, "", "baseline", e) != 0)
-        return -1;
-    json_object_foreach((json_t *)(uintptr_t)*out, name, value)
+    json_object_foreach((json_t *)(uintptr_t)baseline, name, value)
     {
         const char *sum = json_string_value(value);
         char field[ERR_FIELD_MAX] = "/baseline";
@@ -200,21 +190,23 @@ static int skip_parse(const json_t **out, const json_t *body, struct err *e)
 
 static int check_parse(struct check *c, const json_t *body, struct err *e)
 {
-    const char *action = NULL;
+    struct weights_check_request req = {0};
 
-    if (body_required(body, "", "action", e) != 0 ||
-        body_str(&action, body, "", "action", e) != 0 || skip_parse(&c->skip, body, e) != 0 ||
-        body_bool(&c->must_match, body, "", "must_match", e) != 0)
+    if (member_read(&req, weights_check_members, body, "", e) != 0 ||
+        skip_parse(&c->skip, body, e) != 0)
         return -1;
-    if (strcmp(action, "compare") == 0)
-        return baseline_parse(&c->baseline, body, e);
-    c->is_snapshot = strcmp(action, "snapshot") == 0;
-    if (!c->is_snapshot && strcmp(action, "checksum") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/action",
-                       "action '%.32s' is not one of checksum, compare, snapshot", action);
-    if (body_given(body, "baseline") != NULL)
+    c->must_match = req.must_match;
+    c->is_snapshot = req.action == CHECK_SNAPSHOT;
+    if (req.action != CHECK_COMPARE && req.baseline != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/baseline", "baseline is for action compare");
-    return 0;
+    if (req.action != CHECK_COMPARE)
+        return 0;
+    c->baseline = req.baseline != NULL ? req.baseline : snapshot;
+    if (c->baseline == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/baseline",
+                       "baseline is missing, and no snapshot was taken: send the sums to compare "
+                       "with, or action snapshot first");
+    return check_baseline(req.baseline, e);
 }
 
 /* Without weights, a comparison reports every tensor as different; weights that are asleep
@@ -293,7 +285,7 @@ static int check(json_t **reply, struct check *c, const json_t *body, struct err
 static int run_check(struct app *app, struct http_request *x, json_t **reply, struct err *e)
 {
     struct check c = {.app = app, .x = x};
-    json_t *body;
+    json_auto_t *body = NULL;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
@@ -302,7 +294,6 @@ static int run_check(struct app *app, struct http_request *x, json_t **reply, st
     store_unpin(app->weights->store, c.v);
     free(c.piece);
     json_decref(c.found);
-    json_decref(body);
     return rc;
 }
 

@@ -1,56 +1,20 @@
 /* GET /v1/weights/diff: what the last commit changed, tensor by tensor. It is made of checksums, so
  * it works while the weights sleep, and says nothing about values. */
 #include "handlers/app.h"
-#include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/weights_request.h"
 #include "handlers/update_json.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
 #include <string.h>
 
-enum { DIFF_LIMIT_DEFAULT = 1000, DIFF_LIMIT_MAX = 10000 };
-
-/* Besides the names of enum change: */
-#define DIFF_ALL   "all"
-#define DIFF_EQUAL "equal_to_another"
-
-
-struct diff_req {
-    const char *change; /* borrowed from the request */
-    uint64_t limit, offset;
-};
-
-static bool is_change(const char *text)
+static bool wanted(const struct weights_diff_request *req, const struct tensor_change *t)
 {
-    for (int i = 0; i < CHANGE_COUNT; i++)
-        if (strcmp(text, change_name((enum change)i)) == 0)
-            return true;
-    return strcmp(text, DIFF_ALL) == 0 || strcmp(text, DIFF_EQUAL) == 0;
-}
-
-static int diff_parse(struct diff_req *req, const struct http_request *x, struct err *e)
-{
-    const char *change = http_request_query(x, "change");
-
-    *req = (struct diff_req){.change = change != NULL ? change : DIFF_ALL,
-                             .limit = DIFF_LIMIT_DEFAULT};
-    if (!is_change(req->change))
-        return err_set(e, ERR_BAD_REQUEST, "/change",
-                       "change '%.40s' is not one of all, changed, unchanged, equal_to_another, "
-                       "not_sent, not_compared",
-                       req->change);
-    if (query_u64(&req->limit, x, "limit", 1, DIFF_LIMIT_MAX, e) != 0)
-        return -1;
-    return query_u64(&req->offset, x, "offset", 0, TENSOR_LIST_TENSORS_MAX, e);
-}
-
-static bool wanted(const struct diff_req *req, const struct tensor_change *t)
-{
-    if (strcmp(req->change, DIFF_EQUAL) == 0)
+    if (strcmp(req->change, "equal_to_another") == 0)
         return t->other != TENSOR_LIST_NO_TENSOR;
-    return strcmp(req->change, DIFF_ALL) == 0 ||
+    return strcmp(req->change, "all") == 0 ||
            strcmp(req->change, change_name((enum change)t->change)) == 0;
 }
 
@@ -69,7 +33,7 @@ static json_t *tensor_json(const struct tensor_list *list, uint32_t i,
 }
 
 /* The page of wanted tensors (new), or NULL. @n  all that are wanted */
-static json_t *page_json(const struct diff_req *req, const struct tensor_list *list,
+static json_t *page_json(const struct weights_diff_request *req, const struct tensor_list *list,
                          const struct change_report *r, uint64_t *n)
 {
     json_t *page = json_array();
@@ -89,7 +53,7 @@ static json_t *page_json(const struct diff_req *req, const struct tensor_list *l
 }
 
 /* New, or NULL. @r  NULL: no version was before the served one */
-static json_t *diff_json(const struct diff_req *req, const struct tensor_list *list,
+static json_t *diff_json(const struct weights_diff_request *req, const struct tensor_list *list,
                          const struct change_report *r)
 {
     uint64_t n = 0;
@@ -107,10 +71,10 @@ static json_t *diff_json(const struct diff_req *req, const struct tensor_list *l
 int handle_weights_diff(struct app *app, struct http_request *x, struct err *e)
 {
     const struct change_report *r;
-    struct diff_req req;
+    struct weights_diff_request req = {0};
     json_t *reply;
 
-    if (diff_parse(&req, x, e) != 0)
+    if (member_read_query(&req, weights_diff_query, x, e) != 0)
         return -1;
     r = updates_changes(app->weights->updates);
     reply = diff_json(&req, store_model_spec(app->weights->store)->tensor_list, r);

@@ -9,6 +9,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/weights_request.h"
 #include "handlers/weights/shape_json.h"
 #include "memory/device.h"
 #include "weights/store/leases.h"
@@ -20,7 +21,6 @@
 #include <string.h>
 
 enum { HANDLE_TEXT_LEN = BASE64_ENCODE_RAW_LENGTH(DEVICE_IPC_NBYTES) };
-
 
 static int refuse_memory(struct err *e)
 {
@@ -239,17 +239,17 @@ static int check_gpus(const struct app *app, struct err *e)
 
 int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
 {
-    uint64_t lease_s = LEASE_S_DEFAULT;
+    struct handles_request req = {0};
     const struct version *v;
     struct http_reply reply;
     struct lease_info lease;
     struct err ignored = {0};
 
-    if (query_u64(&lease_s, x, "lease_s", 1, LEASE_S_MAX, e) != 0 || check_gpus(app, e) != 0)
+    if (member_read_query(&req, handles_query, x, e) != 0 || check_gpus(app, e) != 0)
         return -1;
     if (x->method == METHOD_HEAD)
-        return answer_head(app, x, (uint32_t)lease_s, e);
-    if (lease_open(app->weights->leases, (uint32_t)lease_s, &lease, &v, e) != 0)
+        return answer_head(app, x, req.lease_s, e);
+    if (lease_open(app->weights->leases, req.lease_s, &lease, &v, e) != 0)
         return -1;
     if (make_reply(app, v, &lease, &reply, e) != 0) {
         (void)lease_close(app->weights->leases, lease.id, &ignored);
@@ -257,14 +257,6 @@ int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
     }
     lease_start(app->weights->leases, lease.id); /* before a client can renew it */
     http_reply(x, &reply);
-    return 0;
-}
-
-static int renew_parse(const char **id, uint64_t *lease_s, const json_t *body, struct err *e)
-{
-    if (body_required(body, "", "lease_id", e) != 0 || body_str(id, body, "", "lease_id", e) != 0 ||
-        body_u64(lease_s, body, "", "lease_s", 1, LEASE_S_MAX, e) != 0)
-        return -1;
     return 0;
 }
 
@@ -280,19 +272,13 @@ static json_t *renewed_json(const struct app_weights *weights, const struct leas
 
 int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
 {
-    const char *id = NULL;
+    struct handles_renew_request req = {0};
+    json_auto_t *body = NULL;
     struct lease_info lease;
-    uint64_t lease_s = 0;
-    json_t *body;
-    int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = renew_parse(&id, &lease_s, body, e);
-    if (rc == 0)
-        rc = lease_renew(app->weights->leases, id, (uint32_t)lease_s, &lease, e);
-    json_decref(body);
-    if (rc != 0)
+    if (body_parse(&body, x, x->route, e) != 0 ||
+        member_read(&req, handles_renew_members, body, "", e) != 0 ||
+        lease_renew(app->weights->leases, req.lease_id, req.lease_s, &lease, e) != 0)
         return -1;
     reply_json(x, 200, renewed_json(app->weights, &lease));
     return 0;

@@ -10,7 +10,6 @@
 #include "handlers/update_members.h"
 #include "weights/store/store.h"
 
-
 static void log_labelled(const char *label, uint64_t serial)
 {
     struct log_rec r;
@@ -38,14 +37,11 @@ static int set_label(json_t **reply, struct app *app, const json_t *body, struct
 
 int handle_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
-    json_t *body, *reply;
-    int rc;
+    json_auto_t *body = NULL;
+    json_t *reply;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse(&body, x, x->route, e) != 0 || set_label(&reply, app, body, e) != 0)
         return -1;
-    rc = set_label(&reply, app, body, e);
-    json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, reply);
-    return rc;
+    reply_json(x, 200, reply);
+    return 0;
 }

@@ -4,27 +4,14 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/weights_request.h"
 #include "handlers/weights/weights_find.h"
 #include "weights/store/store.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-enum { VALUES_MAX = 1 << 20, ROWS_DEFAULT = 100 };
-
-
-struct values_req {
-    const char *name; /* borrowed from the body */
-    uint64_t n_rows;
-};
-
-static int values_parse(struct values_req *req, const json_t *body, struct err *e)
-{
-    req->n_rows = ROWS_DEFAULT;
-    if (body_required(body, "", "name", e) != 0 || body_str(&req->name, body, "", "name", e) != 0)
-        return -1;
-    return body_u64(&req->n_rows, body, "", "truncate_size", 1, INT64_MAX, e);
-}
+enum { VALUES_MAX = 1 << 20 };
 
 /* Counts the numbers and lists of the first rows. Returns false if there are more than
  * VALUES_MAX. */
@@ -134,7 +121,7 @@ static json_t *values_json(const struct app_weights *weights, const struct versi
 }
 
 static int reply_values(const struct app_weights *weights, struct http_request *x,
-                        const struct values_req *req, struct err *e)
+                        const struct weight_values_request *req, struct err *e)
 {
     const struct model_spec *m = store_model_spec(weights->store);
     const struct version *v;
@@ -155,15 +142,11 @@ static int reply_values(const struct app_weights *weights, struct http_request *
 
 int handle_weight_values(struct app *app, struct http_request *x, struct err *e)
 {
-    struct values_req req = {0};
-    json_t *body;
-    int rc;
+    struct weight_values_request req = {0};
+    json_auto_t *body = NULL;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse(&body, x, x->route, e) != 0 ||
+        member_read(&req, weight_values_members, body, "", e) != 0)
         return -1;
-    rc = values_parse(&req, body, e);
-    if (rc == 0)
-        rc = reply_values(app->weights, x, &req, e);
-    json_decref(body);
-    return rc;
+    return reply_values(app->weights, x, &req, e);
 }

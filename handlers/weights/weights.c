@@ -3,9 +3,9 @@
  * from where they are; bytes that are only on GPUs are copied first. */
 #include "base/utf8.h"
 #include "control/life.h"
-#include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/weights_request.h"
 #include "handlers/weights/shape_json.h"
 #include "handlers/weights/weights_find.h"
 #include "memory/memory.h"
@@ -20,7 +20,6 @@ _Static_assert((int)VERSION_LABEL_MAX <= (int)HTTP_REQUEST_HEADER_VALUE_MAX,
                "a label is told whole in a header");
 
 enum { DOWNLOAD_MEMORY_SHARE = 2 }; /* a copy may take half of the free memory */
-
 
 static json_t *label_or_null(struct store *s, uint64_t serial)
 {
@@ -89,13 +88,13 @@ static json_t *list_json(struct app *app, const struct version *v, bool checksum
 int handle_weights_list(struct app *app, struct http_request *x, struct err *e)
 {
     const struct version *v;
-    bool checksums = true;
+    struct weights_list_request req = {0};
     json_t *list;
 
-    if (query_bool(&checksums, x, "checksums", e) != 0 ||
+    if (member_read_query(&req, weights_list_query, x, e) != 0 ||
         store_pin(app->weights->store, &v, e) != 0)
         return -1;
-    list = list_json(app, v, checksums, e);
+    list = list_json(app, v, req.checksums, e);
     store_unpin(app->weights->store, v);
     if (list == NULL)
         return -1;

@@ -18,7 +18,6 @@
 enum {
     LEASE_ID_LEN = 4 + ID_LEN, /* "lse-" and the rest */
     LEASES_MAX = 256,
-    LEASE_S_DEFAULT = 60,
     LEASE_S_MAX = 3600
 };
 
