@@ -27,7 +27,7 @@ enum {
     LORA_TIMEOUT_S_DEFAULT = 20, /* less than the 30 s that clients of SGLang and prime-rl wait, so
                                     that they receive the error */
     LORA_APPEAR_S = 5, /* for lora_path to appear, unless timeout_s is given: it may be mistyped */
-    LORA_TIMEOUT_S_MAX = 600
+    LORA_TIMEOUT_S_MAX = 3600
 };
 
 

@@ -16,7 +16,7 @@ const struct member lora_load_members[] = {
      .doc =
          "409 unless the name is at this revision, both now and when the load ends; 0: not loaded"},
     {"allow_partial", M_BOOL, .flags = M_QUERY, .def = "false"},
-    {"timeout_s", M_INT, .flags = M_QUERY, .min = 0, .max = 600, .def = "20",
+    {"timeout_s", M_INT, .flags = M_QUERY, .min = 0, .max = 3600, .def = "20",
      .doc = "Limit of the whole load, from the call on. If absent, the wait for a lora_path that "
             "does not exist is 5 s"},
     {"names", M_ARRAY, .items = M_STRING,

@@ -382,6 +382,7 @@ def run_words():
             ({"lora_name": "a", "lora_path": "/etc"}, 403, "/lora_path"),
             ({"lora_name": "a", "lora_path": f"{WORK}/../../etc"}, 403, "/lora_path"),
             ({"lora_name": "a", "lora_path": f"{WORK}/none", "timeout_s": 0}, 404, "/lora_path"),
+            ({"lora_name": "a", "lora_path": f"{ADAPTERS}/shout", "timeout_s": 3601}, 400, "/timeout_s"),
             ({"lora_name": "a", "lora_path": f"{ADAPTERS}/shout", "if_revision": 3}, 409,
              "/if_revision"),
             ({"lora_name": "a", "lora_path": f"{ADAPTERS}/shout", "shm": {}}, 400, "/shm"),
