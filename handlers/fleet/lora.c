@@ -9,15 +9,17 @@
 #include "fleet/members/fleet_adapters.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
+#include "handlers/rows/lora_request.h"
 #include "weights/model/adapter_method.h"
 #include "weights/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LORA_S_DEFAULT = 120, LORA_S_MAX = 3600 };
+enum { LORA_S_DEFAULT = 120 };
 
 /* {name: path} */
 static json_t *loaded_json(struct fleet_control *fc)
@@ -49,29 +51,11 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
-static int name_parse(const char **name, const json_t *body, struct err *e)
+static int check_name(const char *name, struct err *e)
 {
-    if (body_required(body, "", "lora_name", e) != 0 ||
-        body_str(name, body, "", "lora_name", e) != 0)
-        return -1;
-    if (**name == '\0' || strlen(*name) > FLEET_ADAPTER_NAME_MAX)
+    if (*name == '\0' || strlen(name) > FLEET_ADAPTER_NAME_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name", "a name is 1 to %d bytes long",
                        FLEET_ADAPTER_NAME_MAX);
-    return 0;
-}
-
-static int load_parse(struct fleet_lora_request *req, const json_t *body, struct err *e)
-{
-    uint64_t timeout_s = LORA_S_DEFAULT;
-
-    req->in_place = true;
-    if (name_parse(&req->name, body, e) != 0 ||
-        body_str(&req->path, body, "", "lora_path", e) != 0 ||
-        body_bool(&req->in_place, body, "", "load_inplace", e) != 0)
-        return -1;
-    if (body_u64(&timeout_s, body, "", "timeout_s", 0, LORA_S_MAX, e) != 0)
-        return -1;
-    req->timeout_us = (timeout_s > 0 ? timeout_s : LORA_S_DEFAULT) * 1000000;
     return 0;
 }
 
@@ -133,52 +117,50 @@ static int check_config(const char *text, const char *name, struct err *e)
     return 0;
 }
 
-/* The members as those of a request in JSON, without its source; @out  new, also on an error. A
- * lack of memory is found at the end: the members are counted. */
+/* The members of the query as those of a request in JSON, without its source; @out  new, also on an
+ * error. */
 static int members_of(json_t **out, const struct http_request *x, struct err *e)
 {
-    static const char *const flags[] = {"load_inplace", "pinned", "allow_partial"};
-    static const char *const numbers[] = {"if_revision", "timeout_s"};
-    const char *name = http_request_query(x, "lora_name");
     json_t *body = json_object();
+    int rc = 0;
 
+    for (size_t i = 0; i < x->n_query; i++) {
+        const char *text = x->query[i].value;
+        const struct member *m = member_find(lora_load_members, x->query[i].name, M_QUERY);
+
+        if (m != NULL && m->type == M_STRING)
+            rc |= json_object_set_new(body, m->name, json_string(text));
+        else if (m != NULL && m->type == M_BOOL)
+            rc |= json_object_set_new(body, m->name, json_boolean(text[0] == 't'));
+        else if (m != NULL && m->type == M_INT)
+            rc |= json_object_set_new(body, m->name,
+                                      json_integer((json_int_t)strtoull(text, NULL, 10)));
+    }
     *out = body;
-    if (name == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/lora_name",
-                       "'lora_name' is required, in the query when the body is tensors");
-    (void)json_object_set_new(body, "lora_name", json_string(name));
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        bool value = false;
-
-        if (query_bool(&value, x, flags[i], e) != 0)
-            return -1;
-        if (http_request_query(x, flags[i]) != NULL)
-            (void)json_object_set_new(body, flags[i], json_boolean(value));
-    }
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        uint64_t value = 0;
-
-        if (query_u64(&value, x, numbers[i], 0, INT64_MAX, e) != 0)
-            return -1;
-        if (http_request_query(x, numbers[i]) != NULL)
-            (void)json_object_set_new(body, numbers[i], json_integer((json_int_t)value));
-    }
-    if (json_object_size(body) + 1 != x->n_query) /* adapter_config */
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the members of the request");
-    return 0;
+    return rc == 0 ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for the members of the request");
 }
 
-/* @out  borrows from the request. @body  as of members_of; NULL: there is none */
-static int sent_parse(struct adapter_content *out, json_t **body, const struct http_request *x,
-                      struct err *e)
+/* @out   borrows from the request
+ * @body  as of members_of; NULL: there is none */
+static int sent_parse(struct adapter_content *out, struct lora_load_request *req, json_t **body,
+                      const struct http_request *x, struct err *e)
 {
     *out = (struct adapter_content){.name = http_request_query(x, "lora_name"),
                                     .config = http_request_query(x, "adapter_config"),
                                     .tensors = x->body,
                                     .nbytes = x->body_len};
-    if (check_config(out->config, out->name, e) != 0 || members_of(body, x, e) != 0)
+    if (check_config(out->config, out->name, e) != 0 ||
+        member_read_query(req, lora_load_members, x, e) != 0 || members_of(body, x, e) != 0)
         return -1;
     return check_tensors(x, e);
+}
+
+static int load_parse(struct lora_load_request *req, json_t **body, const struct http_request *x,
+                      struct err *e)
+{
+    if (body_parse(body, x, x->route, e) != 0)
+        return -1;
+    return member_read(req, lora_load_members, *body, "", e);
 }
 
 /* Lets `body` load it from a directory (lora_path). Frees the tensors, since the engines may take
@@ -314,19 +296,26 @@ static void load_on_all(struct app *app, struct http_request *x, struct fleet_lo
 
 int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *e)
 {
-    struct fleet_lora_request req = {0};
+    struct lora_load_request given = {0};
+    struct fleet_lora_request req;
     struct fleet_lora_reply reply = {0};
     struct adapter_content sent = {0};
     fleet_body_auto body = {0};
     int rc;
 
-    if ((body_is_tensors(x) ? sent_parse(&sent, &body.owned, x, e)
-                            : body_parse(&body.owned, x, x->route, e)) != 0)
-        return -1;
-    body.json = body.owned;
-    if (load_parse(&req, body.json, e) != 0 ||
+    if ((body_is_tensors(x) ? sent_parse(&sent, &given, &body.owned, x, e)
+                            : load_parse(&given, &body.owned, x, e)) != 0 ||
+        check_name(given.name, e) != 0 ||
         fleet_op_lock(app->fleet->control, x, "the load of an adapter", e) != 0)
         return -1;
+    body.json = body.owned;
+    req = (struct fleet_lora_request){.name = given.name,
+                                      .path = given.path,
+                                      .in_place = given.in_place,
+                                      .timeout_us = UINT64_C(1000000) *
+                                                    (given.timeout_given && given.timeout_s > 0
+                                                         ? given.timeout_s
+                                                         : LORA_S_DEFAULT)};
     load_on_all(app, x, &req, &body, &sent, &reply, e);
     rc = lora_reply(app, x, "lora.loaded", req.name, &reply, e);
     fleet_op_unlock(app->fleet->control);
@@ -338,17 +327,18 @@ int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err
     fleet_body_auto body = {0};
     struct fleet_control *fc = app->fleet->control;
     struct fleet_lora_reply reply = {0};
-    const char *name = NULL;
+    struct lora_unload_request req = {0};
     bool known;
     int rc;
 
-    if (fleet_body_parse(&body, x, e) != 0 || name_parse(&name, body.json, e) != 0 ||
-        fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        member_read(&req, lora_unload_members, body.json, "", e) != 0 ||
+        check_name(req.name, e) != 0 || fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
         return -1;
-    known = fleet_adapter_exists(fleet_of(fc), name);
-    (void)fleet_lora_unload(fc, name, &body, &reply, e);
-    remove_old_files(app, name, known, NULL, &reply, e);
-    rc = lora_reply(app, x, "lora.unloaded", name, &reply, e);
+    known = fleet_adapter_exists(fleet_of(fc), req.name);
+    (void)fleet_lora_unload(fc, req.name, &body, &reply, e);
+    remove_old_files(app, req.name, known, NULL, &reply, e);
+    rc = lora_reply(app, x, "lora.unloaded", req.name, &reply, e);
     fleet_op_unlock(fc);
     return rc;
 }

@@ -7,7 +7,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/lora/lora_json.h"
 #include "handlers/reply.h"
-
+#include "handlers/rows/lora_request.h"
 
 static int need_engine(const struct app_generate *generate, struct err *e)
 {
@@ -27,21 +27,6 @@ int handle_lora_list(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-/* Other servers also number adapters; here the name is enough, and the number is ignored. */
-static int unload(const struct app_generate *generate, const json_t *body, const char **name,
-                  struct adapters_unloaded *done, struct err *e)
-{
-    int64_t number = 0;
-
-    if (body_required(body, "", "lora_name", e) != 0 ||
-        body_str(name, body, "", "lora_name", e) != 0 ||
-        body_i64(&number, body, "", "lora_int_id", INT64_MIN, INT64_MAX, e) != 0)
-        return -1;
-    if (**name == '\0')
-        return err_set(e, ERR_BAD_REQUEST, "/lora_name", "the name is empty");
-    return adapters_unload(generate->adapters, *name, done, e);
-}
-
 static void log_unloaded(const char *name, const struct adapters_unloaded *done)
 {
     struct log_rec r;
@@ -54,23 +39,22 @@ static void log_unloaded(const char *name, const struct adapters_unloaded *done)
 
 int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
+    struct lora_unload_request req = {0};
     struct adapters_unloaded done;
-    const char *name = NULL;
-    json_t *body;
-    int rc;
+    json_auto_t *body = NULL;
 
     if (pause_controller_allows(app->pause_controller, CALL_LORA_UNLOAD, e) != 0 ||
-        need_engine(app->generate, e) != 0 || body_parse(&body, x, x->route, e) != 0)
+        need_engine(app->generate, e) != 0 || body_parse(&body, x, x->route, e) != 0 ||
+        member_read(&req, lora_unload_members, body, "", e) != 0)
         return -1;
-    rc = unload(app->generate, body, &name, &done, e);
-    if (rc == 0) {
-        log_unloaded(name, &done);
-        reply_json(x, 200,
-                   json_pack("{s:s, s:s, s:I, s:I, s:o}", "status", "ok", "lora_name", name,
-                             "revision", (json_int_t)done.revision, "n_users",
-                             (json_int_t)done.n_users, "loaded_adapters",
-                             lora_loaded_json(app->generate)));
-    }
-    json_decref(body);
-    return rc;
+    if (*req.name == '\0')
+        return err_set(e, ERR_BAD_REQUEST, "/lora_name", "the name is empty");
+    if (adapters_unload(app->generate->adapters, req.name, &done, e) != 0)
+        return -1;
+    log_unloaded(req.name, &done);
+    reply_json(x, 200,
+               json_pack("{s:s, s:s, s:I, s:I, s:o}", "status", "ok", "lora_name", req.name,
+                         "revision", (json_int_t)done.revision, "n_users", (json_int_t)done.n_users,
+                         "loaded_adapters", lora_loaded_json(app->generate)));
+    return 0;
 }

@@ -15,6 +15,7 @@
 #include "handlers/lora/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/rows/lora_request.h"
 #include "handlers/source/source_json.h"
 
 #include <stdio.h>
@@ -23,13 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    LORA_TIMEOUT_S_DEFAULT = 20, /* less than the 30 s that clients of SGLang and prime-rl wait, so
-                                    that they receive the error */
-    LORA_APPEAR_S = 5, /* for lora_path to appear, unless timeout_s is given: it may be mistyped */
-    LORA_TIMEOUT_S_MAX = 3600
-};
-
+/* For lora_path to appear, unless timeout_s is given: it may be mistyped. */
+enum { LORA_APPEAR_S = 5 };
 
 static void load_free(struct lora_load *l)
 {
@@ -107,57 +103,8 @@ static void load_run(void *arg)
     load_free(l);
 }
 
-/* The members of a request besides its tensors, the same in JSON and in the query. */
-struct load_params {
-    const char *name, *path;
-    bool in_place, pinned, allow_partial, has_if_revision, has_timeout;
-    uint64_t if_revision, timeout_s;
-};
-
-static const struct load_params load_params_default = {.in_place = true,
-                                                       .timeout_s = LORA_TIMEOUT_S_DEFAULT};
-
-/* Three-dimensional tensors are for mixtures of experts, which are not supported. */
-static int params_from_body(struct load_params *w, const json_t *body, struct err *e)
-{
-    bool three_d = false;
-
-    if (body_required(body, "", "lora_name", e) != 0 ||
-        body_str(&w->name, body, "", "lora_name", e) != 0 ||
-        body_str(&w->path, body, "", "lora_path", e) != 0 ||
-        body_bool(&w->in_place, body, "", "load_inplace", e) != 0 ||
-        body_bool(&w->pinned, body, "", "pinned", e) != 0 ||
-        body_bool(&w->allow_partial, body, "", "allow_partial", e) != 0 ||
-        body_u64(&w->if_revision, body, "", "if_revision", 0, INT64_MAX, e) != 0 ||
-        body_u64(&w->timeout_s, body, "", "timeout_s", 0, LORA_TIMEOUT_S_MAX, e) != 0 ||
-        body_bool(&three_d, body, "", "is_3d_lora_weight", e) != 0)
-        return -1;
-    w->has_if_revision = body_given(body, "if_revision") != NULL;
-    w->has_timeout = body_given(body, "timeout_s") != NULL;
-    if (three_d)
-        return err_set(e, ERR_BAD_REQUEST, "/is_3d_lora_weight",
-                       "is_3d_lora_weight is true; models with experts are not supported");
-    return 0;
-}
-
-static int params_from_query(struct load_params *w, const struct http_request *x, struct err *e)
-{
-    w->name = http_request_query(x, "lora_name");
-    w->has_if_revision = http_request_query(x, "if_revision") != NULL;
-    if (w->name == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/lora_name",
-                       "'lora_name' is required, in the query when the body is tensors");
-    if (query_bool(&w->in_place, x, "load_inplace", e) != 0 ||
-        query_bool(&w->pinned, x, "pinned", e) != 0 ||
-        query_bool(&w->allow_partial, x, "allow_partial", e) != 0 ||
-        query_u64(&w->if_revision, x, "if_revision", 0, INT64_MAX, e) != 0 ||
-        query_u64(&w->timeout_s, x, "timeout_s", 0, LORA_TIMEOUT_S_MAX, e) != 0)
-        return -1;
-    return 0;
-}
-
 static int load_new(struct lora_load **out, struct app *app, struct http_request *x,
-                    const struct load_params *w, struct err *e)
+                    const struct lora_load_request *w, struct err *e)
 {
     struct lora_load *l = calloc(1, sizeof *l);
 
@@ -168,9 +115,9 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
     l->x = x;
     l->allow_partial = w->allow_partial;
     l->deadline_us = clock_after_us(w->timeout_s * 1000000);
-    l->appear_us = w->has_timeout ? 0 : clock_after_us(LORA_APPEAR_S * 1000000);
+    l->appear_us = w->timeout_given ? 0 : clock_after_us(LORA_APPEAR_S * 1000000);
     l->options = (struct adapters_options){.only_new = !w->in_place,
-                                           .has_if_revision = w->has_if_revision,
+                                           .has_if_revision = w->if_revision_given,
                                            .if_revision = w->if_revision,
                                            .pinned = w->pinned};
     l->name = strdup(w->name);
@@ -196,10 +143,15 @@ static int post_load(struct lora_load *l, struct err *e)
 static int load_from_json(struct app *app, struct http_request *x, const json_t *body,
                           struct err *e)
 {
-    struct load_params w = load_params_default;
+    struct lora_load_request w = {0};
     struct lora_load *l;
 
-    if (params_from_body(&w, body, e) != 0 || load_new(&l, app, x, &w, e) != 0)
+    if (member_read(&w, lora_load_members, body, "", e) != 0)
+        return -1;
+    if (w.three_d)
+        return err_set(e, ERR_BAD_REQUEST, "/is_3d_lora_weight",
+                       "is_3d_lora_weight is true; models with experts are not supported");
+    if (load_new(&l, app, x, &w, e) != 0)
         return -1;
     if (lora_open(l, body, e) == 0 && post_load(l, e) == 0)
         return 0;
@@ -209,10 +161,10 @@ static int load_from_json(struct app *app, struct http_request *x, const json_t 
 
 static int load_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
-    struct load_params w = load_params_default;
+    struct lora_load_request w = {0};
     struct lora_load *l;
 
-    if (params_from_query(&w, x, e) != 0 || load_new(&l, app, x, &w, e) != 0)
+    if (member_read_query(&w, lora_load_members, x, e) != 0 || load_new(&l, app, x, &w, e) != 0)
         return -1;
     if (lora_open_stream(l, e) == 0 && post_load(l, e) == 0)
         return 0;

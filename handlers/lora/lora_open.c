@@ -3,8 +3,10 @@
 #include "engine/lora/adapter_file.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
+#include "handlers/rows/lora_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/body.h"
@@ -15,68 +17,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum lora_source {
-    FROM_PATH = 1,
-    FROM_SHM = 2,
-    FROM_HANDLES = 4,
-    FROM_BUCKETS = 8,
-    FROM_NCCL = 16,
-    FROM_TENSORS = FROM_SHM | FROM_HANDLES | FROM_BUCKETS | FROM_NCCL
-};
-
-static const struct {
-    const char *member;
-    enum lora_source source;
-} sources[] = {
-    {"lora_path", FROM_PATH},      {"shm", FROM_SHM},
-    {"ipc_handles", FROM_HANDLES}, {"ipc_handles_pickled", FROM_HANDLES},
-    {"buckets", FROM_BUCKETS},     {"transport", FROM_NCCL},
-};
-
-/* Members, and the sources that they are for. Members of buckets are checked by ipc_from_body. */
-static const struct {
-    const char *member;
-    unsigned sources_allowed;
-    const char *why;
-} members_of_source[] = {
-#define TENSORS "the files of a directory describe their tensors"
-    {"names", FROM_TENSORS, TENSORS},
-    {"dtypes", FROM_TENSORS, TENSORS},
-    {"dtype_names", FROM_TENSORS, TENSORS},
-    {"shapes", FROM_TENSORS, TENSORS},
-    {"sizes", FROM_TENSORS, TENSORS},
-    {"packed", FROM_TENSORS, TENSORS},
-    {"checksums", FROM_TENSORS, TENSORS},
-    {"adapter_config", FROM_TENSORS, TENSORS},
-#undef TENSORS
-#define HANDLES "it is for ipc_handles and ipc_handles_pickled"
-    {"tensor_sizes", FROM_HANDLES | FROM_BUCKETS, HANDLES},
-    {"per_gpu", FROM_HANDLES | FROM_BUCKETS, HANDLES},
-    {"metadata_by_gpu", FROM_HANDLES | FROM_BUCKETS, HANDLES},
-#undef HANDLES
-#define NCCL "it is for transport: nccl"
-    {"expected_digest", FROM_NCCL, NCCL},
-    {"bucket_nbytes", FROM_NCCL, NCCL},
-    {"packed_buffer_size_bytes", FROM_NCCL, NCCL},
-    {"group_name", FROM_NCCL, NCCL},
-#undef NCCL
-};
-
-/* Finds the one source that the body names; none or several are refused. @name  its member */
-static int source_of(enum lora_source *out, const char **name, const json_t *body, struct err *e)
+/* Finds the one source that the body names; none or several are refused. @out  its row */
+static int source_of(const struct member **out, const json_t *body, struct err *e)
 {
     char field[32] = "";
 
-    *name = NULL;
-    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
-        if (body_given(body, sources[i].member) == NULL)
+    *out = NULL;
+    for (const struct member *m = lora_load_members; m->name != NULL; m++) {
+        if (m->source == 0 || body_given(body, m->name) == NULL)
             continue;
-        if (*name != NULL)
-            (void)snprintf(field, sizeof field, "/%s", sources[i].member);
-        *name = sources[i].member;
-        *out = sources[i].source;
+        if (*out != NULL)
+            (void)snprintf(field, sizeof field, "/%s", m->name);
+        *out = m;
     }
-    if (*name != NULL && field[0] == '\0')
+    if (*out != NULL && field[0] == '\0')
         return 0;
     return err_set(
         e, ERR_BAD_REQUEST, field,
@@ -85,18 +39,21 @@ static int source_of(enum lora_source *out, const char **name, const json_t *bod
         "dtypes, shapes; or a body of type application/vnd.safetensors");
 }
 
-static int check_members_of_source(enum lora_source source, const char *name, const json_t *body,
-                                   struct err *e)
+/* Members of buckets are checked by ipc_from_body. */
+static int check_members(const struct member *source, const json_t *body, struct err *e)
 {
     char field[32];
 
-    for (size_t i = 0; i < sizeof members_of_source / sizeof members_of_source[0]; i++) {
-        if ((members_of_source[i].sources_allowed & source) != 0 ||
-            body_given(body, members_of_source[i].member) == NULL)
+    for (const struct member *m = lora_load_members; m->name != NULL; m++) {
+        if (m->goes_with == 0 || (m->goes_with & source->source) != 0 ||
+            body_given(body, m->name) == NULL)
             continue;
-        (void)snprintf(field, sizeof field, "/%s", members_of_source[i].member);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s",
-                       members_of_source[i].member, name, members_of_source[i].why);
+        (void)snprintf(field, sizeof field, "/%s", m->name);
+        return err_set(
+            e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s", m->name, source->name,
+            m->goes_with == LORA_TENSORS ? "the files of a directory describe their tensors"
+            : m->goes_with == LORA_NCCL  ? "it is for transport: nccl"
+                                         : "it is for ipc_handles and ipc_handles_pickled");
     }
     return 0;
 }
@@ -163,14 +120,13 @@ static int check_every_rank(const struct update_chunk *c, struct err *e)
 }
 
 /* An adapter is the same on every GPU, so it is never sharded. */
-static int open_tensors(struct lora_load *l, enum lora_source source, const json_t *body,
-                        struct err *e)
+static int open_tensors(struct lora_load *l, unsigned source, const json_t *body, struct err *e)
 {
     if (chunk_new(l, e) != 0 || config_from_body(l, body, e) != 0)
         return -1;
-    if (source == FROM_SHM)
+    if (source == LORA_SHM)
         return open_shm(l->chunk, body, e);
-    if (source == FROM_NCCL)
+    if (source == LORA_NCCL)
         return nccl_from_body(l->chunk, l->app->weights, body, NULL, e);
     return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e) == 0
                ? check_every_rank(l->chunk, e)
@@ -179,13 +135,11 @@ static int open_tensors(struct lora_load *l, enum lora_source source, const json
 
 int lora_open(struct lora_load *l, const json_t *body, struct err *e)
 {
-    enum lora_source source = FROM_PATH;
-    const char *name;
+    const struct member *m;
 
-    if (source_of(&source, &name, body, e) != 0 ||
-        check_members_of_source(source, name, body, e) != 0)
+    if (source_of(&m, body, e) != 0 || check_members(m, body, e) != 0)
         return -1;
-    return source == FROM_PATH ? open_directory(l, e) : open_tensors(l, source, body, e);
+    return m->source == LORA_PATH ? open_directory(l, e) : open_tensors(l, m->source, body, e);
 }
 
 /* The body is tensors, so the config is in the query. */

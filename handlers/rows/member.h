@@ -98,6 +98,10 @@ struct member {
     const struct member *of;  /* members of the object, or of each object of the array or map */
     /* A string's own rules; NULL: none. Errors: ERR_BAD_REQUEST at `field`. */
     int (*check)(const char *text, const char *field, struct err *e);
+    /* Of the sources of tensors, as bits: that which the member names; those that it is for, 0:
+     * any.
+     */
+    unsigned source, goes_with;
     const char *ours; /* in a table of a dialect: the place in the native request, such as
                          "names/0"; NULL: the same name, or none */
     const char *doc;

@@ -394,6 +394,9 @@ def others(f):
     f.stays(*["serving"] * n)
     refused(f, 400, "POST", "/v1/abort_requests", {})
     refused(f, 400, "POST", "/v1/pause", {"new_requests": "maybe"})
+    refused(f, 400, "POST", "/v1/reset_cache", {"running": 1})
+    assert refused(f, 400, "POST", "/v1/wake", {"tags": ["kv_cache", "x"]})["error"]["param"] == "/tags/1"
+    refused(f, 400, "POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/a", "pinned": "yes"})
     if f.doubles[0].dialect == "baton":
         assert f.front.post("/v1/pause", {"new_requests": "reject"})["new_requests"] == "reject"
         assert f.front.status()["pause"]["new_requests"] == "reject"

@@ -1,0 +1,33 @@
+/* What requests about adapters ask for, the same of one server and of a fleet. Their rows are in
+ * lora_rows.c. */
+#ifndef BATON_HANDLERS_ROWS_LORA_REQUEST_H
+#define BATON_HANDLERS_ROWS_LORA_REQUEST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A load, without the source of its tensors; strings are borrowed from the body or the query. */
+struct lora_load_request {
+    const char *name, *path; /* path NULL: the tensors come with the request */
+    bool in_place, pinned, allow_partial, three_d, if_revision_given, timeout_given;
+    uint64_t if_revision, timeout_s;
+};
+
+/* Where the tensors of a load are, if not in its body. */
+enum lora_source {
+    LORA_PATH = 1,
+    LORA_SHM = 2,
+    LORA_HANDLES = 4,
+    LORA_BUCKETS = 8,
+    LORA_NCCL = 16,
+    LORA_GPUS = LORA_HANDLES | LORA_BUCKETS,
+    LORA_TENSORS = LORA_SHM | LORA_GPUS | LORA_NCCL
+};
+
+/* Other servers also number adapters; here the name is enough, and the number is ignored. */
+struct lora_unload_request {
+    const char *name;
+    int64_t number;
+};
+
+#endif
