@@ -12,13 +12,10 @@
 #include <assert.h>
 #include <stdlib.h>
 
-enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
-
 struct admission {
     struct mtx lock; /* rank MTX_ADMISSION; guards down to the blank line */
-    struct ticket *head, **tail;
-    size_t n_running, n_waiting;
-    uint64_t n_granted, n_refused, n_cancelled, wait_us_sum, wait_us_max;
+    struct ticket_queue queue;
+    uint64_t n_granted, wait_us_sum, wait_us_max;
     bool closed, held;
     struct admission_hold hold; /* while held */
     struct err refusal;         /* hold.refusal; clean: NULL */
@@ -38,7 +35,7 @@ int admission_new(struct admission **out, const char *name, size_t n_permits, si
     if (a == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the %s admission", name);
     mtx_init(&a->lock, MTX_ADMISSION);
-    a->tail = &a->head;
+    ticket_queue_init(&a->queue);
     a->name = name;
     a->n_permits = n_permits;
     a->n_queue_max = n_queue_max;
@@ -50,7 +47,7 @@ void admission_free(struct admission *a)
 {
     if (a == NULL)
         return;
-    assert(a->n_running == 0 && a->n_waiting == 0);
+    assert(a->queue.n_running == 0 && a->queue.n_waiting == 0);
     mtx_fini(&a->lock);
     free(a);
 }
@@ -59,34 +56,11 @@ static void grant_locked(struct admission *a, struct ticket *t)
 {
     uint64_t wait_us = clock_now_us() - t->queued_us;
 
-    t->state = TICKET_GRANTED;
-    a->n_running++;
+    ticket_queue_grant(&a->queue, t);
     a->n_granted++;
     a->wait_us_sum += wait_us;
     if (wait_us > a->wait_us_max)
         a->wait_us_max = wait_us;
-}
-
-static void queue_locked(struct admission *a, struct ticket *t)
-{
-    t->state = TICKET_QUEUED;
-    t->next = NULL;
-    t->prev_next = a->tail;
-    *a->tail = t;
-    a->tail = &t->next;
-    a->n_waiting++;
-}
-
-static void unqueue_locked(struct admission *a, struct ticket *t)
-{
-    *t->prev_next = t->next;
-    if (t->next != NULL)
-        t->next->prev_next = t->prev_next;
-    else
-        a->tail = t->prev_next;
-    t->next = NULL;
-    t->prev_next = NULL;
-    a->n_waiting--;
 }
 
 static bool came_before(const struct admission *a, const struct ticket *t)
@@ -102,7 +76,7 @@ static bool is_kept(const struct admission *a, const struct ticket *t)
 /* The first ticket in the queue that no hold keeps. */
 static struct ticket *first_locked(const struct admission *a)
 {
-    struct ticket *t = a->held && !a->hold.grants_before ? NULL : a->head;
+    struct ticket *t = a->held && !a->hold.grants_before ? NULL : a->queue.head;
 
     while (t != NULL && is_kept(a, t))
         t = t->next;
@@ -121,21 +95,21 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
     if (a->closed) {
         what = CLOSED;
     } else if (a->held && a->refusal.code != ERR_NONE && !came_before(a, t)) {
-        a->n_refused++;
+        a->queue.n_refused++;
         refusal = a->refusal;
         what = HELD;
-    } else if (!is_kept(a, t) && first_locked(a) == NULL && a->n_running < a->n_permits) {
+    } else if (!is_kept(a, t) && first_locked(a) == NULL && a->queue.n_running < a->n_permits) {
         grant_locked(a, t);
         what = GRANTED;
-    } else if (a->n_waiting < a->n_queue_max) {
-        queue_locked(a, t);
+    } else if (a->queue.n_waiting < a->n_queue_max) {
+        ticket_queue_append(&a->queue, t);
         what = QUEUED;
     } else {
-        a->n_refused++;
+        a->queue.n_refused++;
         what = FULL;
     }
-    n_running = a->n_running;
-    n_waiting = a->n_waiting;
+    n_running = a->queue.n_running;
+    n_waiting = a->queue.n_waiting;
     mtx_unlock(&a->lock);
 
     /* A queued ticket may already be granted and freed: it must not be accessed any more. */
@@ -158,74 +132,53 @@ bool admission_cancel(struct admission *a, struct ticket *t)
     bool queued;
 
     mtx_lock(&a->lock);
-    queued = t->state == TICKET_QUEUED;
-    if (queued) {
-        unqueue_locked(a, t);
-        t->state = TICKET_IDLE;
-        a->n_cancelled++;
-    }
+    queued = ticket_queue_cancel(&a->queue, t);
     mtx_unlock(&a->lock);
     return queued;
 }
 
-/* Grants the first ticket in the queue that no hold keeps; NULL when no permit is free. */
-static struct ticket *grant_next_locked(struct admission *a)
+/* Grants the first ticket in the queue that no hold keeps, if a permit is free. One at a time: a
+ * ticket may be freed as soon as its owner was notified. Returns: false if none was granted.
+ * @leaver  gives its permit back before; NULL: none
+ * @idle    whether no permit is taken */
+static bool grant_next(struct admission *a, struct ticket *leaver, bool *idle)
 {
-    struct ticket *next = a->n_running < a->n_permits ? first_locked(a) : NULL;
+    struct ticket *next = NULL;
+    void (*granted)(void *arg) = NULL;
+    void *arg = NULL;
 
-    mtx_assert_held(&a->lock);
-    if (next == NULL)
-        return NULL;
-    unqueue_locked(a, next);
-    grant_locked(a, next);
-    return next;
+    mtx_lock(&a->lock);
+    if (leaver != NULL)
+        ticket_queue_leave(&a->queue, leaver);
+    if (a->queue.n_running < a->n_permits)
+        next = first_locked(a);
+    if (next != NULL) {
+        grant_locked(a, next);
+        granted = next->granted;
+        arg = next->arg;
+    }
+    *idle = a->queue.n_running == 0;
+    mtx_unlock(&a->lock);
+    if (granted != NULL)
+        granted(arg);
+    return granted != NULL;
 }
 
 void admission_leave(struct admission *a, struct ticket *t)
 {
-    struct ticket *next;
-    void (*granted)(void *arg) = NULL;
-    void *arg = NULL;
     bool idle;
 
-    mtx_lock(&a->lock);
-    assert(t->state == TICKET_GRANTED && a->n_running > 0);
-    t->state = TICKET_IDLE;
-    a->n_running--;
-    next = grant_next_locked(a);
-    if (next != NULL) {
-        granted = next->granted;
-        arg = next->arg;
-    }
-    idle = a->n_running == 0;
-    mtx_unlock(&a->lock);
-    if (granted != NULL)
-        granted(arg);
+    (void)grant_next(a, t, &idle);
     if (idle && a->idle != NULL)
         a->idle(a->idle_arg);
 }
 
-/* One ticket at a time: it may be freed as soon as its owner was notified. */
 static void grant_all(struct admission *a)
 {
-    bool more = true;
+    bool idle;
 
-    while (more) {
-        struct ticket *next;
-        void (*granted)(void *arg) = NULL;
-        void *arg = NULL;
-
-        mtx_lock(&a->lock);
-        next = grant_next_locked(a);
-        more = next != NULL;
-        if (more) {
-            granted = next->granted;
-            arg = next->arg;
-        }
-        mtx_unlock(&a->lock);
-        if (more)
-            granted(arg);
-    }
+    while (grant_next(a, NULL, &idle))
+        continue;
 }
 
 void admission_hold(struct admission *a, const struct admission_hold *how)
@@ -266,12 +219,12 @@ void admission_stats(struct admission *a, struct admission_stats *out)
     *out = (struct admission_stats){
         .name = a->name,
         .n_permits = a->n_permits,
-        .n_running = a->n_running,
-        .n_waiting = a->n_waiting,
+        .n_running = a->queue.n_running,
+        .n_waiting = a->queue.n_waiting,
         .n_queue_max = a->n_queue_max,
         .n_granted = a->n_granted,
-        .n_refused = a->n_refused,
-        .n_cancelled = a->n_cancelled,
+        .n_refused = a->queue.n_refused,
+        .n_cancelled = a->queue.n_cancelled,
         .wait_us_sum = a->wait_us_sum,
         .wait_us_max = a->wait_us_max,
     };

@@ -1,30 +1,18 @@
 /* Admission: a FIFO semaphore with a bounded queue, for one class of work.
  *
  * generate and detokenize each have one of their own, so that a flood of one never starves the
- * other. A ticket is embedded in its owner; a permit is a granted ticket until it is left. */
+ * other. `arrival` of a ticket is that of control/generations.h; 0: after every line. */
 #ifndef BATON_CONTROL_ADMISSION_H
 #define BATON_CONTROL_ADMISSION_H
 
 #include "base/err.h"
+#include "base/ticket_queue.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct admission;
-
-struct ticket {
-    /* Called once when the permit is granted: by admission_enter itself, or later by the thread
-     * that gives a permit back. No lock held; must not block (post to a pool). */
-    void (*granted)(void *arg);
-    void *arg;
-    uint64_t arrival; /* number of its request (control/generations.h); 0: after every line */
-
-    /* Of the admission. */
-    struct ticket *next, **prev_next;
-    uint64_t queued_us;
-    int state;
-};
 
 /* admission_new - @name is static, for messages and metrics ("generate"). */
 int admission_new(struct admission **out, const char *name, size_t n_permits, size_t n_queue_max,

@@ -83,7 +83,7 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
     cnd_init(&f->idle);
     cnd_init(&f->before_settled);
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
-        f->queues[queue].tail = &f->queues[queue].head;
+        ticket_queue_init(&f->queues[queue]);
     f->weights_epoch = 1; /* 0 is none */
     f->min_ready = cfg->min_ready;
     for (size_t i = 0; i < f->list->n; i++)

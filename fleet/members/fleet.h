@@ -17,6 +17,7 @@
 #define BATON_FLEET_MEMBERS_FLEET_H
 
 #include "base/err.h"
+#include "base/ticket_queue.h"
 #include "fleet/api/upstream_report.h"
 #include "fleet/members/have.h"
 #include "fleet/members/upstream.h"
@@ -359,12 +360,9 @@ bool fleet_await_idle(struct fleet *f, struct upstream *upstream, uint64_t deadl
 /* ---- permits ---- */
 
 struct fleet_ticket {
+    struct ticket ticket; /* first; `arrival` of a generate: number of its first acquire */
     enum fleet_queue queue;
     uint64_t affinity; /* of a session; 0: none */
-    /* Called once when the permit is granted: within fleet_permit_acquire, or later on the thread
-     * that released a permit or reported on an engine. No lock held; must not block. */
-    void (*granted)(void *arg);
-    void *arg;
     uint64_t avoid; /* prefer any other engine to that of this upstream_number, which has just
                        failed; 0: none */
     bool responded; /* the engine has replied; set before fleet_permit_release */
@@ -373,13 +371,10 @@ struct fleet_ticket {
     struct upstream *upstream; /* since it was granted; a reference until it is released */
 
     /* Private to the fleet. */
-    struct fleet_ticket *next, **prev_next;
     unsigned n_lost;                             /* at the grant */
     uint64_t n_named, n_overwrites, incarnation; /* at the grant */
     uint64_t granted_us;
-    int state;
-    uint64_t arrival; /* of a generate: number of its first fleet_permit_acquire; 0: none yet */
-    bool settled;     /* fleet_settle */
+    bool settled; /* fleet_settle */
 };
 
 /* fleet_permit_acquire - take a permit now, or queue.

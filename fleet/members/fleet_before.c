@@ -2,26 +2,27 @@
  * or on the way to an engine. What is known to be in an engine is the engine's to end. */
 #include "fleet/members/fleet_priv.h"
 
-static bool is_aborted_locked(const struct fleet *f, const struct fleet_ticket *t)
+static bool is_aborted_locked(const struct fleet *f, const struct ticket *t)
 {
     return t->arrival != 0 && t->arrival < f->abort_line;
 }
 
 bool fleet_is_kept_locked(const struct fleet *f, const struct fleet_ticket *t)
 {
-    return is_aborted_locked(f, t) || (f->since_held && t->queue == FLEET_GENERATE &&
-                                       !arrivals_came_before(&f->arrivals, t->arrival));
+    return is_aborted_locked(f, &t->ticket) ||
+           (f->since_held && t->queue == FLEET_GENERATE &&
+            !arrivals_came_before(&f->arrivals, t->ticket.arrival));
 }
 
 int fleet_arrive_locked(struct fleet *f, struct fleet_ticket *t, struct err *e)
 {
     if (t->queue != FLEET_GENERATE)
         return 0;
-    if (t->arrival == 0) {
-        t->arrival = arrivals_next(&f->arrivals);
-        arrivals_add(&f->arrivals, t->arrival);
+    if (t->ticket.arrival == 0) {
+        t->ticket.arrival = arrivals_next(&f->arrivals);
+        arrivals_add(&f->arrivals, t->ticket.arrival);
     }
-    if (is_aborted_locked(f, t))
+    if (is_aborted_locked(f, &t->ticket))
         return err_set(e, ERR_ABORTED, "", "the request was aborted before an engine had it");
     return 0;
 }
@@ -29,9 +30,9 @@ int fleet_arrive_locked(struct fleet *f, struct fleet_ticket *t, struct err *e)
 void fleet_settle(struct fleet *f, struct fleet_ticket *t)
 {
     mtx_lock(&f->lock);
-    if (t->arrival != 0 && !t->settled) {
+    if (t->ticket.arrival != 0 && !t->settled) {
         t->settled = true;
-        if (arrivals_end(&f->arrivals, t->arrival))
+        if (arrivals_end(&f->arrivals, t->ticket.arrival))
             cnd_broadcast(&f->before_settled);
     }
     mtx_unlock(&f->lock);
@@ -42,7 +43,7 @@ bool fleet_is_aborted(struct fleet *f, const struct fleet_ticket *t, bool sent)
     bool aborted;
 
     mtx_lock(&f->lock);
-    aborted = is_aborted_locked(f, t) && (!sent || t->arrival < f->cut_line);
+    aborted = is_aborted_locked(f, &t->ticket) && (!sent || t->ticket.arrival < f->cut_line);
     mtx_unlock(&f->lock);
     return aborted;
 }
@@ -78,7 +79,7 @@ size_t fleet_abort_queued(struct fleet *f, bool all)
 
     mtx_lock(&f->lock);
     line = all ? f->arrivals.last + 1 : f->arrivals.line;
-    for (const struct fleet_ticket *t = f->queues[FLEET_GENERATE].head; t != NULL; t = t->next)
+    for (const struct ticket *t = f->queues[FLEET_GENERATE].head; t != NULL; t = t->next)
         n += !is_aborted_locked(f, t) && t->arrival < line;
     if (line > f->abort_line)
         f->abort_line = line;

@@ -104,7 +104,7 @@ static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t at)
 {
     struct upstream *u = f->list->items[at];
 
-    t->state = TICKET_GRANTED;
+    ticket_queue_grant(&f->queues[t->queue], &t->ticket);
     t->upstream = upstream_ref(u);
     t->n_lost = atomic_load_explicit(&u->n_lost, memory_order_relaxed);
     u->n_outstanding[t->queue]++;
@@ -115,39 +115,17 @@ static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t at)
     t->n_overwrites = u->n_overwrites;
     t->incarnation = u->incarnation;
     t->granted_us = clock_now_us();
-    f->queues[t->queue].n_running++;
     f->next_upstream = (at + 1) % f->list->n;
-}
-
-static void queue_locked(struct permit_queue *q, struct fleet_ticket *t)
-{
-    t->state = TICKET_QUEUED;
-    t->next = NULL;
-    t->prev_next = q->tail;
-    *q->tail = t;
-    q->tail = &t->next;
-    q->n_waiting++;
-}
-
-static void unqueue_locked(struct permit_queue *q, struct fleet_ticket *t)
-{
-    *t->prev_next = t->next;
-    if (t->next != NULL)
-        t->next->prev_next = t->prev_next;
-    else
-        q->tail = t->prev_next;
-    t->next = NULL;
-    t->prev_next = NULL;
-    q->n_waiting--;
-    t->state = TICKET_IDLE;
 }
 
 /* The first queued ticket that an engine can take. If there is none for a ticket, there is none for
  * those behind it either, unless the ticket avoids an engine or is kept. */
 static struct fleet_ticket *first_grantable_locked(const struct fleet *f,
-                                                   const struct permit_queue *q, size_t *at)
+                                                   const struct ticket_queue *q, size_t *at)
 {
-    for (struct fleet_ticket *t = q->head; t != NULL; t = t->next) {
+    for (struct ticket *next = q->head; next != NULL; next = next->next) {
+        struct fleet_ticket *t = (struct fleet_ticket *)next;
+
         if (fleet_is_kept_locked(f, t))
             continue;
         if (find_engine_locked(f, t, at))
@@ -161,7 +139,7 @@ static struct fleet_ticket *first_grantable_locked(const struct fleet *f,
 /* Returns: false if no ticket was granted. */
 static bool grant_first(struct fleet *f, enum fleet_queue queue)
 {
-    struct permit_queue *q = &f->queues[queue];
+    struct ticket_queue *q = &f->queues[queue];
     void (*granted)(void *arg) = NULL;
     struct fleet_ticket *t;
     void *arg = NULL;
@@ -170,10 +148,9 @@ static bool grant_first(struct fleet *f, enum fleet_queue queue)
     mtx_lock(&f->lock);
     t = first_grantable_locked(f, q, &at);
     if (t != NULL) {
-        unqueue_locked(q, t);
         grant_locked(f, t, at);
-        granted = t->granted;
-        arg = t->arg;
+        granted = t->ticket.granted;
+        arg = t->ticket.arg;
     }
     mtx_unlock(&f->lock);
     if (granted != NULL)
@@ -251,13 +228,13 @@ bool fleet_any_serving_locked(const struct fleet *f)
 
 int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
 {
-    struct permit_queue *q = &f->queues[t->queue];
+    struct ticket_queue *q = &f->queues[t->queue];
     bool granted = false;
     size_t at = 0;
     int rc = 0;
 
     mtx_lock(&f->lock);
-    assert(t->state == TICKET_IDLE);
+    assert(t->ticket.state == TICKET_IDLE);
     if (f->closed)
         rc = err_set(e, ERR_DRAINING, "", "the server is draining: no new requests are accepted");
     else if (!fleet_any_serving_locked(f))
@@ -271,14 +248,14 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
         rc = err_set(e, ERR_OVERLOADED, "", "the queue is full: %zu requests run and %zu wait",
                      q->n_running, q->n_waiting);
     else
-        queue_locked(q, t);
+        ticket_queue_append(q, &t->ticket);
     if (granted)
         grant_locked(f, t, at);
     q->n_refused += rc != 0;
     mtx_unlock(&f->lock);
     /* A queued ticket may be granted and freed by now: do not touch it any more. */
     if (granted)
-        t->granted(t->arg);
+        t->ticket.granted(t->ticket.arg);
     return rc;
 }
 
@@ -287,11 +264,7 @@ bool fleet_permit_cancel(struct fleet *f, struct fleet_ticket *t)
     bool queued;
 
     mtx_lock(&f->lock);
-    queued = t->state == TICKET_QUEUED;
-    if (queued) {
-        unqueue_locked(&f->queues[t->queue], t);
-        f->queues[t->queue].n_cancelled++;
-    }
+    queued = ticket_queue_cancel(&f->queues[t->queue], &t->ticket);
     mtx_unlock(&f->lock);
     return queued;
 }
@@ -303,14 +276,12 @@ void fleet_permit_release(struct fleet *f, struct fleet_ticket *t)
     bool waiting;
 
     mtx_lock(&f->lock);
-    assert(t->state == TICKET_GRANTED);
-    t->state = TICKET_IDLE;
+    ticket_queue_leave(&f->queues[queue], &t->ticket);
     u->n_outstanding[queue]--;
     if (t->responded) {
         u->n_failures_in_row = 0;
         fleet_clear_failure_locked(u);
     }
-    f->queues[queue].n_running--;
     if (f->n_idle_waits > 0 && u->n_outstanding[FLEET_GENERATE] == 0)
         cnd_broadcast(&f->idle);
     waiting = f->queues[queue].head != NULL;

@@ -19,7 +19,6 @@ enum {
     UPSTREAM_START_LOST_US = 30000000 /* so long a start without an answer may still be executed */
 };
 
-enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 
 enum switch_part {
     SWITCH_NO_PART,
@@ -114,17 +113,13 @@ struct upstream {
     uint64_t n_unreported;
 };
 
-struct permit_queue {
-    struct fleet_ticket *head, **tail;
-    size_t n_waiting, n_running;
-    uint64_t n_refused, n_cancelled;
-};
+_Static_assert(offsetof(struct fleet_ticket, ticket) == 0, "a queue has the tickets");
 
 struct fleet {
     struct mtx lock;            /* rank MTX_ADMISSION; guards down to the blank line */
     struct upstream_list *list; /* a reference */
     size_t min_ready;
-    struct permit_queue queues[FLEET_QUEUES];
+    struct ticket_queue queues[FLEET_QUEUES];
     size_t next_upstream; /* the place in the list where the search for the least loaded begins:
                              round robin of equals */
     uint64_t serial, weights_epoch, n_joined;

@@ -361,10 +361,9 @@ static struct proxy_request *proxy_request_new(struct proxy_loop *pl, struct htt
     r->loop = pl;
     r->x = x;
     r->queue = queue;
-    r->ticket = (struct fleet_ticket){.queue = r->queue,
-                                      .affinity = fleet_affinity(x->session_id),
-                                      .granted = on_granted,
-                                      .arg = r};
+    r->ticket = (struct fleet_ticket){.ticket = {.granted = on_granted, .arg = r},
+                                      .queue = r->queue,
+                                      .affinity = fleet_affinity(x->session_id)};
     r->granted = (struct loop_item){.run = handle_granted, .arg = r};
     r->disconnected = (struct loop_item){.run = handle_disconnect, .arg = r};
     r->drained = (struct loop_item){.run = proxy_resume_reading, .arg = r};

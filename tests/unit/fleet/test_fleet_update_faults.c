@@ -489,7 +489,7 @@ static void check_grants(void)
         shown = shown || (w.engines[i].version == 1 && !w.engines[i].paused);
     }
     for (size_t n = 0; n < ENGINES && shown; n++) {
-        struct fleet_ticket t = {.granted = granted};
+        struct fleet_ticket t = {.ticket = {.granted = granted}};
         struct err e = {0};
 
         if (fleet_permit_acquire(w.fleet, &t, &e) == 0 && fleet_permit_cancel(w.fleet, &t))

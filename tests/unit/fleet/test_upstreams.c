@@ -459,7 +459,7 @@ static void granted(void *arg)
 static void test_reload_adds_and_removes(void **state)
 {
     size_t n_granted = 0;
-    struct fleet_ticket t = {.granted = granted, .arg = &n_granted};
+    struct fleet_ticket t = {.ticket = {.granted = granted, .arg = &n_granted}};
     const struct upstream_report report = {.label = "v1"};
     struct upstreams_cfg cfg;
     struct fleet_stats s;

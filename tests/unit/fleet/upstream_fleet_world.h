@@ -228,10 +228,9 @@ static inline void on_granted(void *arg)
 static inline void make_requester(struct fleet *f, struct requester *a, const char *session)
 {
     *a = (struct requester){.f = f, .got = NO_ENGINE};
-    a->ticket = (struct fleet_ticket){.queue = FLEET_GENERATE,
-                                      .affinity = fleet_affinity(session),
-                                      .granted = on_granted,
-                                      .arg = a};
+    a->ticket = (struct fleet_ticket){.ticket = {.granted = on_granted, .arg = a},
+                                      .queue = FLEET_GENERATE,
+                                      .affinity = fleet_affinity(session)};
 }
 
 static inline size_t acquire(struct fleet *f, struct requester *a, const char *session)

@@ -297,7 +297,7 @@ void check_requests(void)
     size_t n = 0;
 
     for (; n < world.n_engines && check_failed() == NULL; n++) {
-        t[n] = (struct fleet_ticket){.queue = FLEET_GENERATE, .granted = granted};
+        t[n] = (struct fleet_ticket){.ticket = {.granted = granted}, .queue = FLEET_GENERATE};
         if (fleet_permit_acquire(world.fleet, &t[n], &e) != 0)
             break;
         if (fleet_permit_cancel(world.fleet, &t[n])) {
