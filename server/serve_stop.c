@@ -25,6 +25,7 @@
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
+#include "server/state_dump.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "weights/state/state_dir.h"
@@ -264,6 +265,7 @@ void server_free(struct server *s)
     bool stuck;
 
     server_stop(s);
+    state_dump_free(s->state_dump);
     stuck = w->transfer != NULL && !weight_transfer_live(w->transfer, &why);
     weight_transfer_free(w->transfer);
     zmq_threads_free(w->zmq);
