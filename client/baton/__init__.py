@@ -7,7 +7,7 @@ folder next to your trainer.
 
 Needs the standard library; uses torch or numpy when the tensors are theirs. A push is one whole
 update: the call returns when the server has received every byte, proven it and put it into service,
-and raises BatonError, with the server's own words, in every other case. A server's URL is
+and raises BatonError, with the server's message, in every other case. A server's URL is
 http://host:port, https://host:port or unix:/path; push() also takes a list of them.
 
 Tensors on GPUs of the server's host need not leave them: push(..., via="ipc") packs them into a

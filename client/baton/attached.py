@@ -181,6 +181,6 @@ def attach(url: str, device: Any = None, lease_s: int = 60, timeout: float = 600
 
     device   the GPU of this process to map them on; None: the one that they are on, by its UUID.
              Another one reads them over NVLink or PCIe
-    lease_s  how long the server keeps this version without a word from this process
+    lease_s  how long the server keeps this version without a renewal
     """
     return Attached(url, device, lease_s, timeout)

@@ -26,7 +26,7 @@ class Call(threading.Thread):
             self.answer = ask(*self._request, timeout=self._timeout, connected=self._connected)
         except BatonError as e:
             self.error = _naming(self.url, e)
-        except Exception as e:  # whoever waits for this thread is told
+        except Exception as e:  # raised by the thread that waits for this one
             self.error = BatonError(f"{self.url}: {type(e).__name__}: {e}", code="connection")
 
     def _connected(self, connection):
@@ -35,7 +35,7 @@ class Call(threading.Thread):
             self.give_up()
 
     def give_up(self):
-        """Hangs up, by which the server knows that nobody waits for it any more."""
+        """Closes the connection, so that the server knows that the client has left."""
         self._given_up = True
         try:
             if self._socket is not None:
@@ -59,13 +59,13 @@ def raise_failed(calls):
 
 
 def wait_until(ready, calls, deadline, what, step=LOOK_S_MAX):
-    """Asks until it is so; raises what a call failed with, or that the time is over."""
+    """Returns when ready() is true; raises the error of a call that failed, or a timeout."""
     pause = 0.0
     while not ready():
         raise_failed(calls)
         if time.monotonic() > deadline:
             raise BatonError(f"{what}: the time is over", code="timeout", retryable=True)
-        time.sleep(pause)  # at first a mere chance for other threads
+        time.sleep(pause)  # at first this only lets other threads run
         pause = min(pause + 20e-6, step)
 
 

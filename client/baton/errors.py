@@ -6,7 +6,7 @@ import re
 from typing import Any, Optional
 
 
-# Control characters, line separators and bidirectional marks: in the words of a server or of an
+# Control characters, line separators and bidirectional marks: in a message of a server or of an
 # engine behind it they could control a terminal, or make a line read otherwise.
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -19,7 +19,7 @@ def shown(text: str) -> str:
 class BatonError(Exception):
     """A server refused, or could not be reached, or this process cannot do what was asked.
 
-    message     in the server's words if status is not 0
+    message     the server's if status is not 0
     status      of HTTP; 0 if no server answered
     code        the server's (docs/errors.md), "" of routes in OpenAI's form, whose errors have a
                 number there; or of this package: connection (no whole answer),

@@ -19,7 +19,7 @@ from .success import check_open
 from .tensors import plan_digest
 from .update import push
 
-WORDS_S = 2.0  # how much later than NCCL a server may say what went wrong
+REASON_S = 2.0  # how much later than NCCL a server may say what went wrong
 
 
 def _cut_beyond(named, nbytes_max):
@@ -45,7 +45,7 @@ def _checksums(chunk):
     return [sums[name] for name, _ in chunk]
 
 
-class _Lane:
+class _BounceBuffer:
     """A buffer that is packed on one stream and broadcast on another."""
 
     def __init__(self, index, nbytes):
@@ -66,7 +66,7 @@ def _nccl_of(status):
 
 class Group:
     """Rank 0 of an NCCL group; the other ranks are the GPUs of one baton server or several, which
-    join() asked in. Every wait has an end. Whatever fails once a broadcast may have been entered
+    join() invited. Every wait has an end. Whatever fails once a broadcast may have been entered
     ends the group, and every later push says so: another join() is needed. What a server refuses
     before that leaves the group as it is.
 
@@ -84,7 +84,7 @@ class Group:
         wanted = None if device is None else torch.device(device).index
         self._index = torch.cuda.current_device() if wanted is None else wanted
         self._busy, self._broken, self._closed = threading.Lock(), None, False
-        self._joined = {}  # url -> where the id's minter listens, as the server tells it
+        self._joined = {}  # url -> the address of the bootstrap, as the server reports it
         deadline = time.monotonic() + timeout
         self._nccl = Nccl(library)
         self.nccl_version, self.library = self._nccl.version, self._nccl.path
@@ -94,16 +94,15 @@ class Group:
             self._join(self._count_ranks(deadline), deadline)
 
     def _ask(self, method, path, bodies, deadline):
-        """Each server with a body of its own, all at the same time. Whoever waits for them looks at
-        the deadline."""
-        return [Call(url, method, path, body, deadline - time.monotonic() + WORDS_S)
+        """Each server with a body of its own, all at the same time. The caller keeps the deadline."""
+        return [Call(url, method, path, body, deadline - time.monotonic() + REASON_S)
                 for url, body in zip(self._urls, bodies)]
 
     def _ask_all(self, method, path, bodies, deadline):
         return answers_of(self._ask(method, path, bodies, deadline), deadline)
 
     def _count_ranks(self, deadline):
-        """How many ranks each server brings. What cannot work is refused before anyone waits."""
+        """How many ranks each server has. What cannot work is refused before a rank waits."""
         counts = []
         answers = self._ask_all("GET", "/v1/status", [None] * len(self._urls), deadline)
         for url, status in zip(self._urls, answers):
@@ -124,13 +123,13 @@ class Group:
     def _join(self, counts, deadline):
         calls, unique_id = [], self._nccl.mint()
         self.world_size = 1 + sum(counts)
-        said = {"transport": "nccl", "world_size": self.world_size,
-                "nccl_unique_id": base64.b64encode(unique_id).decode(),
-                "timeout_s": min(max(int(deadline - time.monotonic()), 1), 86400)}
-        late = deadline + WORDS_S  # a server that can tell why shall
+        invitation = {"transport": "nccl", "world_size": self.world_size,
+                      "nccl_unique_id": base64.b64encode(unique_id).decode(),
+                      "timeout_s": min(max(int(deadline - time.monotonic()), 1), 86400)}
+        late = deadline + REASON_S  # so that a server which knows the reason can answer
         try:
             calls = self._ask("POST", "/v1/weight_transfer/init",
-                              [dict(said, rank_offset=1 + sum(counts[:i]))
+                              [dict(invitation, rank_offset=1 + sum(counts[:i]))
                                for i in range(len(counts))], late)
             self._nccl.begin_join(self.world_size, unique_id)
             waited = (f"not all {self.world_size} ranks have joined: different NCCL versions or "
@@ -147,7 +146,7 @@ class Group:
             raise
 
     def _warm_up(self, calls, deadline, what):
-        """What cannot work shall be known now, and not in the first push."""
+        """Finds out what does not work now, not in the first push."""
         import torch
 
         done = torch.cuda.Event()
@@ -160,7 +159,7 @@ class Group:
 
     def _wait_event(self, event, calls, deadline, what):
         def reached():
-            """NCCL tells of what failed, where the stream may wait for ever."""
+            """NCCL reports a failure, where the stream may wait for ever."""
             there = event.query()
             return self._nccl.ended() and there
 
@@ -178,7 +177,7 @@ class Group:
                 raise BatonError(f"this group can not be used any more, join() makes another: "
                                  f"{self._broken}", code="conflict")
             self._check_joined(deadline)
-            self._judge(named, members, deadline)
+            self._check_tensor_list(named, members, deadline)
             body = {"transport": "nccl", "plan_id": plan_digest(named), "packed": True,
                     "bucket_nbytes": bucket_nbytes, "expected_digest": plan_digest(named)}
             if "trainer_rank" in members:
@@ -190,8 +189,8 @@ class Group:
                 found = self._transfer(chunks, body, ids, opened, deadline)
         return found[0] if isinstance(self.url, str) else found
 
-    def _judge(self, named, members, deadline):
-        """Every server sees the plan before any of them enters a broadcast."""
+    def _check_tensor_list(self, named, members, deadline):
+        """Every server checks the tensor list before any of them enters a broadcast."""
         plan = {"names": [n for n, _ in named], "dtypes": [t.dtype for _, t in named],
                 "shapes": [list(t.shape) for _, t in named],
                 "convert": members.get("convert", False)}
@@ -254,7 +253,7 @@ class Group:
                 except BatonError as e:
                     if e.status == 0:
                         raise
-                    return False  # there is no such update: the call is about to be told why
+                    return False  # the update has ended: the answer of the call has the reason
                 return update["phase"] == "receiving" and update.get("tensor") in names
 
             wait_until(receiving, calls, deadline, f"{call.url} has not begun to receive",
@@ -268,20 +267,20 @@ class Group:
         largest = max((sum(t.nbytes for _, t in chunk) for chunk in chunks), default=0)
         what = f"a broadcast to {', '.join(self._urls)} has not ended"
         with torch.cuda.device(self._index):
-            lanes = [_Lane(self._index, largest) for _ in range(min(len(chunks), 2))]
+            buffers = [_BounceBuffer(self._index, largest) for _ in range(min(len(chunks), 2))]
             self._packing.wait_stream(torch.cuda.current_stream(self._index))
-            for chunk, lane in zip(chunks, itertools.cycle(lanes)):
-                self._wait_event(lane.sent, calls, deadline, what)
+            for chunk, buffer in zip(chunks, itertools.cycle(buffers)):
+                self._wait_event(buffer.sent, calls, deadline, what)
                 with torch.cuda.stream(self._packing):
-                    pack(lane.bytes, chunk)
-                    lane.packed.record(self._packing)
-                self._sending.wait_event(lane.packed)
-                self._nccl.begin_broadcast(lane.bytes.data_ptr(), sum(t.nbytes for _, t in chunk),
+                    pack(buffer.bytes, chunk)
+                    buffer.packed.record(self._packing)
+                self._sending.wait_event(buffer.packed)
+                self._nccl.begin_broadcast(buffer.bytes.data_ptr(), sum(t.nbytes for _, t in chunk),
                                            self._sending.cuda_stream)
                 wait_until(self._nccl.ended, calls, deadline, what)  # before, it is on no stream
-                lane.sent.record(self._sending)
-            for lane in lanes:
-                self._wait_event(lane.sent, calls, deadline, what)
+                buffer.sent.record(self._sending)
+            for buffer in buffers:
+                self._wait_event(buffer.sent, calls, deadline, what)
 
     def _finish(self, ids, deadline):
         calls = self._ask("POST", "/v1/update_weights/finish", [{"update_id": i} for i in ids],
@@ -305,7 +304,7 @@ class Group:
                 raise BatonError(f"{url} has left this group, or is in another's: "
                                  f"{error['message']}", code="conflict")
 
-    def _intact(self):
+    def _still_joined(self):
         try:
             self._check_joined(time.monotonic() + LEAVE_S)
             return True
@@ -317,10 +316,10 @@ class Group:
         everything, although its end had not been seen here yet; and it is waited for."""
         import torch
 
-        end = time.monotonic() + WORDS_S
+        end = time.monotonic() + REASON_S
         for call in calls:
             call.join(max(end - time.monotonic(), 0.0))
-        if any(call.is_alive() for call in calls) or not self._intact():
+        if any(call.is_alive() for call in calls) or not self._still_joined():
             return False
         try:
             wait_until(self._nccl.ended, [], end, "a broadcast has not ended")
@@ -339,10 +338,10 @@ class Group:
         if halfway:
             e = self._end(calls, e)
         self._abort_updates(self._urls, opened, e)
-        end = time.monotonic() + WORDS_S
+        end = time.monotonic() + REASON_S
         for call in calls:
             call.join(max(end - time.monotonic(), 0.0))
-        if not halfway and (any(call.is_alive() for call in calls) or not self._intact()):
+        if not halfway and (any(call.is_alive() for call in calls) or not self._still_joined()):
             e = self._end(calls, e)
         for call in calls:
             call.give_up()
@@ -350,9 +349,9 @@ class Group:
         return e
 
     def _end(self, calls, e):
-        """No push will work any more. A server's own words say more than that NCCL has failed."""
+        """No push will work any more. The error of a server says more than that NCCL has failed."""
         if isinstance(e, BatonError) and e.code == "nccl_error":
-            end = time.monotonic() + WORDS_S
+            end = time.monotonic() + REASON_S
             while time.monotonic() < end and not any(call.error for call in calls):
                 time.sleep(LOOK_S_MAX)
             e = next((call.error for call in calls if call.error), e)

@@ -18,7 +18,7 @@ COUNTER_OFFSET = 64  # of slot 0 in torch's file of export counters
 
 
 def exports_plainly(value):
-    """False in a process whose allocator makes expandable segments: nobody else can map those."""
+    """False in a process whose allocator makes expandable segments: no other process can map those."""
     import torch
 
     bucket = _Bucket(value.device.index, 1)
@@ -59,7 +59,7 @@ class _Bucket:
             torch.cuda.current_stream(self.index).synchronize()
 
     def args_of(self, chunk, placement):
-        """The export as the request tells it. Where each GPU has a list of its own, a bucket is
+        """The export in the form of the request. Where each GPU has a list of its own, a bucket is
         as long as its list: the server takes a difference for swapped lists."""
         if placement is None:
             return self.args
@@ -107,8 +107,8 @@ def _cut_finer(chunks, n):
 
 
 def _rounds(named, nbytes_max, placement):
-    """What each request carries: a list of chunks, one for each GPU that it speaks of. A request
-    that spoke of fewer GPUs than it has ranks would feed several from one."""
+    """What each request carries: a list of chunks, one for each GPU that it names. A request
+    that named fewer GPUs than the server has ranks would feed several from one."""
     groups = {}
     for name, t in named:
         groups.setdefault(t.index, []).append((name, t))

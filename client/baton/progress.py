@@ -21,7 +21,7 @@ class Bar:
         sys.stderr.flush()
 
 
-WORDS = {
+WARNINGS = {
     "nothing_changed": "every tensor that was sent has the bytes that it had in {label}",
     "few_unchanged": "large tensors that did not change: {n_newly_unchanged} "
                      "({n_changed} tensors changed)",
@@ -31,17 +31,17 @@ WORDS = {
 
 def show_warnings(answers):
     """The warnings of the update objects' `changes`, on standard error: one line for each. Servers
-    that say the same share it."""
+    with the same warning share its line."""
     lines = {}
     for answer in answers:
         changes = answer.get("changes") or {}
         for name in changes.get("warnings", ()):
             try:
-                words = WORDS.get(name, "").format(label=changes["before"]["weight_version"],
-                                                   **changes)
+                text = WARNINGS.get(name, "").format(label=changes["before"]["weight_version"],
+                                                     **changes)
             except (LookupError, TypeError):
-                words = ""  # the update is committed all the same
-            lines[shown(f"baton: warning: {name}{': ' if words else ''}{words}; "
+                text = ""  # the update is committed all the same
+            lines[shown(f"baton: warning: {name}{': ' if text else ''}{text}; "
                         "GET /v1/weights/diff has the names") + "\n"] = None
     sys.stderr.write("".join(lines))
     sys.stderr.flush()

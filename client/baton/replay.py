@@ -89,7 +89,7 @@ def cut_routed_experts(routes: Any, layout: Mapping[str, Any], num_layers: int,
     A block has rows for the two chunks of the padded sequence that its context rank owns; see
     docs/protocol.md. Rows without routing name the experts 0, 1, ..., top_k - 1.
 
-    Raises InputError, with the words and the param of the server's refusal.
+    Raises InputError, with the message and the param of the server's refusal.
     """
     numpy = _numpy()
     if isinstance(routes, Mapping):

@@ -86,7 +86,7 @@ class _Servers:
 
 
 def _listed(messages):
-    return "; ".join(f"{url}: {words}" for url, words in messages.items())
+    return "; ".join(f"{url}: {text}" for url, text in messages.items())
 
 
 def _failed(errors, committed, finishing):

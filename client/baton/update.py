@@ -155,7 +155,7 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
         ("update_id", update_id)) if v}
     if trainer_rank is not None:
         members["trainer_rank"] = trainer_rank
-    told, progress = progress is True, Bar() if progress is True else progress
+    warns, progress = progress is True, Bar() if progress is True else progress
     if not _is_path(tensors):
         tensors = as_pairs(tensors)
     try:
@@ -175,6 +175,6 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
     if progress:
         done = sum(one["nbytes_done"] for one in answers)
         progress(done, done)
-    if told:
+    if warns:
         show_warnings(answers)
     return answer

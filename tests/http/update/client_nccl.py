@@ -319,7 +319,7 @@ def not_joined(world):
         world.quiet("an address")
     with world.serve(FAKENCCL_HANG_INIT="1") as server:
         refused(lambda: baton.join(url_of(server), timeout=1), "a hung init", "NCCL_CUMEM_ENABLE",
-                url_of(server), status=408, within=1 + baton.group.WORDS_S + SOON_S)
+                url_of(server), status=408, within=1 + baton.group.REASON_S + SOON_S)
         world.quiet("a hung init")
     with world.serve(FAKENCCL_REFUSE_JOIN="1") as server, world.serve() as other:
         refused(lambda: baton.join([url_of(other), url_of(server)]), "one that cannot",
@@ -344,7 +344,7 @@ def mute(world):
     threading.Thread(target=listener.serve_forever, daemon=True).start()
     try:
         refused(lambda: baton.join(f"http://127.0.0.1:{listener.server_port}", timeout=1), "mute",
-                "NCCL_CUMEM_ENABLE", code="timeout", within=1 + baton.group.WORDS_S + SOON_S)
+                "NCCL_CUMEM_ENABLE", code="timeout", within=1 + baton.group.REASON_S + SOON_S)
         world.quiet("mute")
     finally:
         Mute.over.set()
