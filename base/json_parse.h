@@ -1,11 +1,20 @@
 /* Parsing JSON text into jansson's values, with a lack of memory kept apart from a mistake in the
- * text: jansson itself reports it as a syntax error, or not at all. */
+ * text: jansson itself reports it as a syntax error, or not at all. And const values for jansson.
+ */
 #ifndef BATON_BASE_JSON_PARSE_H
 #define BATON_BASE_JSON_PARSE_H
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+
+/* json_mutable - the same value, for functions of jansson that take a mutable one and leave its
+ * content as it is: json_object_foreach, json_copy, json_incref, json_unpack. */
+static inline json_t *json_mutable(const json_t *value)
+{
+    return (json_t *)(uintptr_t)value;
+}
 
 /* json_parse_init - set jansson's allocator, which the whole process shares. Without this call a
  * lack of memory is recognized only as far as jansson's own error shows it.

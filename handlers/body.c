@@ -2,9 +2,10 @@
  * an integer, because a trainer's mistake should be reported, not guessed at. */
 #include "handlers/body.h"
 
+#include "base/json_parse.h"
 #include "handlers/body_scan.h"
-#include "handlers/rows/member.h"
 #include "handlers/route.h"
+#include "handlers/rows/member.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -99,8 +100,7 @@ int body_only(const json_t *object, const char *at, const struct member *members
     const char *name;
     json_t *value;
 
-    /* jansson's iteration takes a mutable object and changes nothing. */
-    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    json_object_foreach(json_mutable(object), name, value)
     {
         (void)value;
         if (member_find(members, name, 0) == NULL)
@@ -115,7 +115,7 @@ int body_only_of(const json_t *body, const struct route *route, struct err *e)
     const char *name, *hint;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+    json_object_foreach(json_mutable(body), name, value)
     {
         (void)value;
         hint = route->hint == NULL || member_find(route->members, name, 0) != NULL

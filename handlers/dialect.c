@@ -3,6 +3,7 @@
 #include "handlers/dialect.h"
 
 #include "base/closest_match.h"
+#include "base/json_parse.h"
 #include "base/log.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -135,7 +136,7 @@ void dialect_note_unknown(const json_t *object, const char *at, const struct mem
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)object, name, value) /* it changes nothing */
+    json_object_foreach(json_mutable(object), name, value)
     {
         (void)value;
         if (member_find(known, name, flags) == NULL)
@@ -149,7 +150,7 @@ static int check_translated(const json_t *body, const struct route *route, struc
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+    json_object_foreach(json_mutable(body), name, value)
     {
         if (member_find(route->translated_members, name, 0) == NULL)
             return err_set(e, ERR_INTERNAL, "", "translating %s made a member '%.64s'",

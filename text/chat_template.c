@@ -47,7 +47,7 @@ static int add_token(json_t *specials, const char *name, const json_t *v, struct
 
     if (text == NULL)
         return 0;
-    return json_object_set(specials, name, (json_t *)(uintptr_t)text) == 0 ? 0 : no_memory(e);
+    return json_object_set(specials, name, json_mutable(text)) == 0 ? 0 : no_memory(e);
 }
 
 static int add_tokens(json_t *specials, const json_t *list, struct err *e)
@@ -59,7 +59,7 @@ static int add_tokens(json_t *specials, const json_t *list, struct err *e)
     for (size_t i = 0; i < n && texts != NULL; i++) {
         const json_t *text = token_text(json_array_get(list, i));
 
-        if (text != NULL && json_array_append(texts, (json_t *)(uintptr_t)text) != 0) {
+        if (text != NULL && json_array_append(texts, json_mutable(text)) != 0) {
             json_decref(texts);
             texts = NULL;
         }
@@ -300,10 +300,10 @@ static json_t *with_reasoning(const json_t *message)
     for (size_t i = 0; i < 3 && (reasoning == NULL || json_is_null(reasoning)); i++)
         reasoning = json_object_get(message, names[i]);
     if (reasoning == NULL || json_is_null(reasoning))
-        return json_copy((json_t *)(uintptr_t)message);
+        return json_copy(json_mutable(message));
     o = json_pack("{s:O}", "thinking", reasoning);
-    if (o != NULL && json_object_update(o, (json_t *)(uintptr_t)message) == 0 &&
-        json_object_set(o, "reasoning_content", (json_t *)(uintptr_t)reasoning) == 0)
+    if (o != NULL && json_object_update(o, json_mutable(message)) == 0 &&
+        json_object_set(o, "reasoning_content", json_mutable(reasoning)) == 0)
         return o;
     json_decref(o);
     return NULL;

@@ -115,7 +115,7 @@ static int reserve_tokens(struct parse *p, const json_t *added, struct err *e)
     const char *text;
     json_t *v;
 
-    json_object_foreach((json_t *)(uintptr_t)p->vocab, text, v)
+    json_object_foreach(json_mutable(p->vocab), text, v)
     {
         if (member_id(&id, v, "/model/vocab", e) != 0)
             return -1;
@@ -159,7 +159,7 @@ static int parse_vocab(struct parse *p, struct err *e)
 
     for (size_t byte = 0; byte < 256; byte++)
         p->t->bpe.byte_ids[byte] = TOKENIZER_ID_NONE;
-    json_object_foreach((json_t *)(uintptr_t)p->vocab, text, v)
+    json_object_foreach(json_mutable(p->vocab), text, v)
     {
         uint32_t id = (uint32_t)json_integer_value(v);
         struct token *token = &p->t->tokens[id];

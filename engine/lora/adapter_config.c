@@ -55,7 +55,7 @@ static bool value_is_neutral(const json_t *v, unsigned depth)
         return json_array_size(v) == 0;
     if (!json_is_object(v) || depth == 0)
         return false;
-    json_object_foreach((json_t *)(uintptr_t)v, key, member)
+    json_object_foreach(json_mutable(v), key, member)
     {
         if (!value_is_neutral(member, depth - 1))
             return false;
@@ -161,7 +161,7 @@ static int read_overrides(struct adapter_overrides *out, const char *key, const 
     out->items = calloc(json_object_size(v), sizeof *out->items);
     if (out->items == NULL)
         return no_memory(e);
-    json_object_foreach((json_t *)(uintptr_t)v, text, value)
+    json_object_foreach(json_mutable(v), text, value)
     {
         struct adapter_override *o = &out->items[out->n];
 
@@ -369,7 +369,7 @@ static int read_all(struct adapter_config *c, const json_t *root, struct err *e)
 
     if (!json_is_object(root))
         return err_set(e, ERR_BAD_REQUEST, DICT, "adapter_config.json must be an object");
-    json_object_foreach((json_t *)(uintptr_t)root, name, v)
+    json_object_foreach(json_mutable(root), name, v)
     {
         if (read_key(c, name, v, e) != 0)
             return -1;

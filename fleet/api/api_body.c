@@ -1,5 +1,7 @@
 #include "fleet/api/upstream_api_priv.h"
 
+#include "base/json_parse.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +82,7 @@ json_t *api_at(const json_t *json, const char *pointer)
         json = json_is_array(json) ? json_array_get(json, strtoul(word, NULL, 10))
                                    : json_object_get(json, word);
     }
-    return (json_t *)(uintptr_t)json;
+    return json_mutable(json);
 }
 
 bool api_has(const json_t *own, const char *member)

@@ -1,5 +1,6 @@
 #include "fleet/api/upstream_api_priv.h"
 
+#include "base/json_parse.h"
 #include "weights/tensor_list.h"
 
 #include <stdlib.h>
@@ -68,7 +69,7 @@ struct api_object *api_columns_of(const struct api_object *native)
 
 char *api_load_again(const struct api_object *native)
 {
-    json_auto_t *again = api_with(json_copy((json_t *)(uintptr_t)native->json), "load_inplace",
+    json_auto_t *again = api_with(json_copy(json_mutable(native->json)), "load_inplace",
                                   json_true());
 
     (void)json_object_del(again, "if_revision");

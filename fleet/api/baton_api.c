@@ -1,6 +1,8 @@
 /* A baton as an upstream: our own operations, with the update id and the rank of this upstream. */
 #include "fleet/api/upstream_api_priv.h"
 
+#include "base/json_parse.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,8 +64,8 @@ static int set_spliced(const struct api_draft *d, const json_t *ours)
 
 static int set_own_body(const struct api_draft *d, const char *update_id)
 {
-    json_auto_t *body = with_ours(
-        d->own != NULL ? json_copy((json_t *)(uintptr_t)d->own) : own_body(d), d, update_id);
+    json_auto_t *body = with_ours(d->own != NULL ? json_copy(json_mutable(d->own)) : own_body(d), d,
+                                  update_id);
     json_auto_t *ours = with_ours(json_object(), d, update_id);
     size_t n = json_object_size(d->own), n_ours = json_object_size(ours);
 

@@ -10,6 +10,8 @@
  * layers of which a name does not say what they are, or mappings of their own. */
 #include "fleet/api/upstream_api_priv.h"
 
+#include "base/json_parse.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -104,7 +106,7 @@ json_t *vllm_with_names(json_t *info, enum api_names names)
         const char *text = json_is_string(name) ? json_string_value(name) : "";
         const char *end = wrapped_end(text, names);
         json_t *made = end != NULL ? json_sprintf("%.*s.base_layer%s", (int)(end - text), text, end)
-                                   : json_incref((json_t *)(uintptr_t)name);
+                                   : json_incref(json_mutable(name));
 
         (void)json_array_append_new(renamed, made);
     }

@@ -1,5 +1,6 @@
 /* How tensors are packed: vLLM accepts it when a transfer is set up; before 0.27 (handles) and 0.28
  * (groups), in each update. A trainer for either release may work with engines of either. */
+#include "base/json_parse.h"
 #include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_request.h"
 #include "fleet/calls/fleet_transfer.h"
@@ -31,8 +32,7 @@ int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e)
     if (list == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
     (void)json_object_del(body, "plan_id");
-    rc = json_object_update(body, (json_t *)(uintptr_t)api_object_json(list)) == 0 ? 0
-                                                                                   : no_memory(e);
+    rc = json_object_update(body, json_mutable(api_object_json(list))) == 0 ? 0 : no_memory(e);
     api_object_unref(list);
     return rc;
 }

@@ -1,6 +1,7 @@
 /* The routes that start an update in front of upstream engines, and send its tensors. */
 #include "handlers/fleet/update.h"
 
+#include "base/json_parse.h"
 #include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
@@ -193,7 +194,7 @@ static json_t *engine_body(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
                                          "abort_requests"};
-    json_t *bare = json_copy((json_t *)(uintptr_t)body);
+    json_t *bare = json_copy(json_mutable(body));
 
     for (size_t i = 0; bare != NULL && i < sizeof fleets / sizeof fleets[0]; i++)
         (void)json_object_del(bare, fleets[i]);

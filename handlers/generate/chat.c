@@ -2,6 +2,7 @@
  * prompt; from there on it is a completion. */
 #include "handlers/generate/chat.h"
 
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/chat_parse.h"
@@ -9,7 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
 
 static const struct neutral_rule chat_rules[] = {
     {"echo", NEUTRAL_FALSE, 0},
@@ -38,11 +38,11 @@ static int sampling_of(json_t **out, const json_t *body, uint32_t vocab_size, st
     if (n_top != 0 && !logprobs)
         return err_set(e, ERR_BAD_REQUEST, "/top_logprobs",
                        "top_logprobs are given, but 'logprobs' is not true");
-    o = json_copy((json_t *)(uintptr_t)body);
+    o = json_copy(json_mutable(body));
     if (o == NULL ||
         json_object_set_new(o, "logprobs",
                             logprobs ? json_integer((json_int_t)n_top) : json_null()) != 0 ||
-        (max != NULL && json_object_set(o, "max_tokens", (json_t *)(uintptr_t)max) != 0)) {
+        (max != NULL && json_object_set(o, "max_tokens", json_mutable(max)) != 0)) {
         json_decref(o);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     }

@@ -310,7 +310,7 @@ static int parse_messages(struct chat_request *c, const json_t *body, const stru
 
 static json_t *hold_ref(const json_t *v)
 {
-    return json_incref((json_t *)(uintptr_t)v); /* no other thread uses the request */
+    return json_incref(json_mutable(v)); /* no other thread uses the request */
 }
 
 static int parse_tools(struct chat_request *c, const json_t *body, struct err *e)

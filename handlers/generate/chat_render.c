@@ -2,6 +2,7 @@
  * the same as /v1/chat/completions would for this body. Nothing is generated here. Defaults from
  * the model's generation_config.json are written out, because /inference/v1/generate does not use
  * them. Runs on app->text_executor with a detokenize permit that the dispatcher holds. */
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/chat.h"
@@ -46,7 +47,7 @@ static json_t *sampling_json(const struct completions_op *op, const json_t *body
     for (const struct member *m = sampling_rows; m->name != NULL && rc == 0; m++) {
         const json_t *v = body_given(body, m->name);
 
-        rc = v == NULL ? 0 : json_object_set(o, m->name, (json_t *)(uintptr_t)v);
+        rc = v == NULL ? 0 : json_object_set(o, m->name, json_mutable(v));
     }
     if (rc == 0 && set_defaults(o, body, p) == 0 &&
         json_object_set_new(o, "max_tokens",
@@ -62,7 +63,7 @@ static json_t *member_json(const json_t *body, const char *member)
 {
     const json_t *v = body_given(body, member);
 
-    return v == NULL ? json_null() : json_incref((json_t *)(uintptr_t)v);
+    return v == NULL ? json_null() : json_incref(json_mutable(v));
 }
 
 /* Tokenizes the text of chat_render into the generation's prompt. */

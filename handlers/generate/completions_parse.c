@@ -1,15 +1,15 @@
 /* Parses the body of POST /v1/completions; the prompts and sampling members of other routes too. */
 #include "handlers/generate/completions_priv.h"
 
-#include "weights/model/model_config.h"
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/routed_experts.h"
+#include "weights/model/model_config.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
 
 static const struct neutral_rule completions_rules[] = {
     {"suffix", NEUTRAL_EMPTY, 0},
@@ -202,7 +202,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
     op->no_output = op->echo && json_is_integer(max) && json_integer_value(max) == 0;
     if (!op->no_output)
         return completions_parse_sampling(op, body, e);
-    one = json_copy((json_t *)(uintptr_t)body);
+    one = json_copy(json_mutable(body));
     if (one == NULL || json_object_set_new(one, "max_tokens", json_integer(1)) != 0)
         rc = err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     else

@@ -4,6 +4,7 @@
  * order of JSON members is arbitrary. */
 #include "handlers/generate/logits_processor_parse.h"
 
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/generate/generate_params.h"
 
@@ -90,7 +91,7 @@ static int read_biases(struct logits_processor *s, const json_t *o, const char *
     if (json_object_size(biases) > LOGITS_PROCESSOR_BIASES_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "%zu biases; at most %d are allowed",
                        json_object_size(biases), LOGITS_PROCESSOR_BIASES_MAX);
-    json_object_foreach((json_t *)(uintptr_t)biases, key, v)
+    json_object_foreach(json_mutable(biases), key, v)
     {
         if (read_bias(s, key, v, field, vocab_size, e) != 0)
             return -1;

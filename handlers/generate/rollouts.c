@@ -4,6 +4,7 @@
 #include "handlers/generate/rollouts.h"
 
 #include "base/clock.h"
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/generation_parse.h"
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
 
 const char *rollouts_hint(const char *member)
 {
@@ -198,7 +198,7 @@ static int check_one_prompt(const json_t *body, struct err *e)
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+    json_object_foreach(json_mutable(body), name, value)
     {
         const char *const *m = members;
         char at[ERR_FIELD_MAX];

@@ -1,4 +1,5 @@
 /* Reading buckets from JSON, and choosing the bucket and the list of each rank. */
+#include "base/json_parse.h"
 #include "base/utf8.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
@@ -125,7 +126,7 @@ static int read_per_gpu(struct ipc_bucket_json *p, const json_t *object, struct 
     p->lists = calloc(n, sizeof p->lists[0]);
     if (p->lists == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the lists of %zu GPUs", n);
-    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    json_object_foreach(json_mutable(object), key, value)
     {
         if (read_list(p, key, value, e) != 0)
             return -1;

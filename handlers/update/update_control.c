@@ -1,4 +1,5 @@
 /* Start, verify, finish, abort, renew and get of an update session. */
+#include "base/json_parse.h"
 #include "base/utf8.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
@@ -17,7 +18,6 @@
 #include <string.h>
 
 enum { REASON_MAX = 200 };
-
 
 static int start_parse(struct update_start *req, const json_t *body, struct err *e)
 {
@@ -201,7 +201,7 @@ static int checksums_parse(struct update_checksum **out, uint32_t *n, const json
     sums = calloc(json_object_size(object), sizeof *sums);
     if (sums == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
-    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    json_object_foreach(json_mutable(object), name, value)
     {
         sums[i].name = name;
         if (!json_is_string(value) || !checksum_parse(&sums[i].sum, json_string_value(value))) {

@@ -2,6 +2,7 @@
 #include "handlers/update/zmq_request.h"
 
 #include "base/clock.h"
+#include "base/json_parse.h"
 #include "base/utf8.h"
 #include "control/zmq_threads.h"
 #include "driver/cuda_info.h"
@@ -32,7 +33,7 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
     if (json_object_size(handles) == 0 || json_object_size(handles) > IPC_GPUS_MAX)
         return err_set(e, ERR_BAD_REQUEST, FIELD, "there are %zu sockets, expected 1 to %d",
                        json_object_size(handles), IPC_GPUS_MAX);
-    json_object_foreach((json_t *)(uintptr_t)handles, key, value)
+    json_object_foreach(json_mutable(handles), key, value)
     {
         char *uuid = set->gpus[set->n_gpus].uuid;
 
@@ -76,7 +77,7 @@ static const char *address_of(const json_t *handles, const char *uuid)
     const char *key;
     const json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)handles, key, value)
+    json_object_foreach(json_mutable(handles), key, value)
     {
         if (ipc_uuid_parse(found, key, strlen(key)) && strcmp(found, uuid) == 0)
             return json_string_value(value);

@@ -4,6 +4,7 @@
  * Everything is read from one pinned version, a piece at a time, and hashed on the handler's own
  * thread. Only one check runs at a time, so that checks cannot occupy all threads of the control
  * executor. It ends early if its client disconnects or the server drains. */
+#include "base/json_parse.h"
 #include "control/life.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -140,7 +141,7 @@ static int check_unknown_names(struct check *c, struct err *e)
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)c->baseline, name, value)
+    json_object_foreach(json_mutable(c->baseline), name, value)
     {
         if (tensor_list_find(tensor_list, name) == TENSOR_LIST_NO_TENSOR && !skips(c, name) &&
             json_array_append_new(c->found, json_string(name)) != 0)
@@ -154,7 +155,7 @@ static int check_baseline(const json_t *baseline, struct err *e)
     const json_t *value;
     const char *name;
 
-    json_object_foreach((json_t *)(uintptr_t)baseline, name, value)
+    json_object_foreach(json_mutable(baseline), name, value)
     {
         const char *sum = json_string_value(value);
         char field[ERR_FIELD_MAX] = "/baseline";

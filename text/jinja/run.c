@@ -1,6 +1,7 @@
 /* Bounds, failures, and how values come to be. */
 #include "text/jinja/run.h"
 
+#include "base/json_parse.h"
 #include "base/utf8.h"
 
 #include <math.h>
@@ -192,7 +193,7 @@ static int json_dict(struct run *r, const json_t *j, unsigned depth, struct valu
 
     if (run_dict(r, &d, json_object_size(j)) != 0)
         return -1;
-    json_object_foreach((json_t *)(uintptr_t)j, name, member)
+    json_object_foreach(json_mutable(j), name, member)
     {
         struct value key = value_text((struct text){name, strlen(name)}), v;
 

@@ -1,6 +1,7 @@
 /* CUDA IPC handles in plain JSON; UUIDs and base64, which the pickled form uses too. */
 #include "transport/ipc/ipc_handle.h"
 
+#include "base/json_parse.h"
 #include "base/utf8.h"
 
 #include <nettle/base64.h>
@@ -207,7 +208,7 @@ int ipc_handles_from_json(struct ipc_handles *out, const json_t *value, const ch
     set.all = calloc(n, sizeof *set.all);
     if (set.all == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the handles");
-    json_object_foreach((json_t *)(uintptr_t)value, key, one)
+    json_object_foreach(json_mutable(value), key, one)
     {
         if (read_gpu(&set, key, one, field, e) != 0) {
             ipc_handles_fini(&set);

@@ -3,6 +3,7 @@
 #include "weights/state/journal.h"
 
 #include "base/file.h"
+#include "base/json_parse.h"
 #include "memory/checksum.h"
 
 #include <errno.h>
@@ -113,14 +114,14 @@ static int unpack(struct journal_entry *j, const json_t *root, struct err *why)
     json_int_t serial, time_s;
     int format = 0;
 
-    if (json_unpack((json_t *)(uintptr_t)root, "{s:i}", "format", &format) == 0 &&
+    if (json_unpack(json_mutable(root), "{s:i}", "format", &format) == 0 &&
         format != JOURNAL_FORMAT)
         return err_set(why, ERR_UNREADABLE, "", "it has format %d, this baton reads format %d",
                        format, JOURNAL_FORMAT);
-    if (json_unpack((json_t *)(uintptr_t)root, "{s:i, s:s, s:I, s:s, s:s, s:s, s:I, s:s !}",
-                    "format", &format, "commit_id", &commit_id, "serial", &serial, "weight_version",
-                    &label, "model_spec", &model_spec, "content", &content, "time", &time_s,
-                    "checksum", &checksum) != 0 ||
+    if (json_unpack(json_mutable(root), "{s:i, s:s, s:I, s:s, s:s, s:s, s:I, s:s !}", "format",
+                    &format, "commit_id", &commit_id, "serial", &serial, "weight_version", &label,
+                    "model_spec", &model_spec, "content", &content, "time", &time_s, "checksum",
+                    &checksum) != 0 ||
         serial < 1 || copy_text(j->commit_id, sizeof j->commit_id, commit_id) != 0 ||
         copy_text(j->label, sizeof j->label, label) != 0 ||
         copy_text(j->model_spec, sizeof j->model_spec, model_spec) != 0 ||

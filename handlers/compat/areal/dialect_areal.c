@@ -2,13 +2,13 @@
  * request to receive the tensors. */
 #include "handlers/compat/areal/dialect_areal.h"
 
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/reply.h"
 #include "handlers/tensor_list_json.h"
 
 #include <stdatomic.h>
 #include <string.h>
-
 
 /* The tensor list of the next update; NULL: none. Owned; the thread that takes it by an exchange
  * owns it then. Acquire and release, because another thread reads the JSON. */
@@ -141,7 +141,7 @@ static json_t *plain_names(const json_t *names)
     {
         const char *text = json_string_value(name), *at = text != NULL ? strstr(text, word) : NULL;
         json_t *one = at == NULL
-                          ? json_incref((json_t *)(uintptr_t)name)
+                          ? json_incref(json_mutable(name))
                           : json_sprintf("%.*s%s", (int)(at - text), text, at + sizeof word - 1);
 
         if (plain == NULL || json_array_append_new(plain, one) != 0) {

@@ -1,6 +1,7 @@
 /* Today's SkyRL: methods of /collective_rpc, adapters, generation. */
 #include "handlers/compat/skyrl/dialect_skyrl.h"
 
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/update_members.h"
 #include "memory/checksum.h"
@@ -12,7 +13,6 @@ enum {
     METHOD_SHOWN_MAX = 64,
     RPC_TIMEOUT_MS_MAX = 86400000
 };
-
 
 /* /collective_rpc */
 
@@ -194,10 +194,9 @@ int skyrl_rpc_zmq_request(json_t **body, const struct http_request *x, struct er
         return err_set(e, ERR_BAD_REQUEST, "/timeout",
                        "timeout is not a number of seconds, above 0 and up to a day");
     made = json_object();
-    if (dialect_set(
-            made, "zmq_handles",
-            json_incref((json_t *)(uintptr_t)(handles != NULL ? handles : json_array_get(args, 0))),
-            e) != 0 ||
+    if (dialect_set(made, "zmq_handles",
+                    json_incref(json_mutable(handles != NULL ? handles : json_array_get(args, 0))),
+                    e) != 0 ||
         (timeout != NULL &&
          dialect_set(made, "timeout_ms", json_integer((json_int_t)ms), e) != 0)) {
         json_decref(made);

@@ -2,6 +2,7 @@
  * have are optional. No request names its update: each means the one that is open. */
 #include "handlers/compat/vllm/dialect_vllm.h"
 
+#include "base/json_parse.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/update_members.h"
@@ -12,7 +13,6 @@
 #include <string.h>
 
 enum { KNOWN_MAX = 16 }; /* known members of an object */
-
 
 static int put_message(json_t **reply, const char *message)
 {
@@ -55,7 +55,7 @@ static int check_known(const json_t *info, const char *at, const struct dialect_
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)info, name, value)
+    json_object_foreach(json_mutable(info), name, value)
     {
         const struct dialect_member *m = known;
 
@@ -140,7 +140,7 @@ int vllm_init_request(json_t **body, const struct http_request *x, struct err *e
     (void)x;
     if (require_info(&info, *body, "init_info", "/v1/weight_transfer/init", e) != 0)
         return -1;
-    held = json_incref((json_t *)(uintptr_t)info);
+    held = json_incref(json_mutable(info));
     group = names_group(info);
     rc = check_known(info, "/init_info", group ? vllm_init_group : init_handles, e);
     if (rc == 0)
@@ -413,7 +413,7 @@ int vllm_update_request(json_t **body, const struct http_request *x, struct err 
     if (!json_is_array(given) &&
         require_info(&info, *body, "update_info", "/v1/update_weights", e) != 0)
         return -1;
-    held = json_incref((json_t *)(uintptr_t)given);
+    held = json_incref(json_mutable(given));
     rc = json_is_array(given) ? translate_list(body, held, x, e) : translate_update(body, held, e);
     json_decref(held);
     return rc;
