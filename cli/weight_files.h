@@ -26,8 +26,8 @@ struct weight_files {
 /* weight_files_open - one file, or the files of a directory: those that
  * model.safetensors.index.json names, else model.safetensors, else every *.safetensors by name.
  * Errors: ERR_NOT_FOUND, ERR_UNREADABLE, ERR_BAD_REQUEST (no safetensors file, a wrong header or
- *         index, an index beside a model.safetensors that it does not name, a tensor in two files), ERR_NO_MEMORY; *out is empty. Threads: any. Blocks: on the
- * disk. */
+ *         index, an index beside a model.safetensors that it does not name, a tensor in two files),
+ *         ERR_NO_MEMORY; *out is empty. Threads: any. Blocks: on the disk. */
 int weight_files_open(struct weight_files *out, const char *path, struct err *e);
 void weight_files_close(struct weight_files *w); /* accepts a zeroed one */
 

@@ -4,7 +4,8 @@
 A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
 of handlers/ may include handlers/, those of SHARED and itself, and no other folder of
 handlers/. The same holds for the functions that they call: BUILD is the folder of the object files. A folder
-of fleet/ calls only those before it in the row of its room. A private header, *_priv.h, may be included in its
+of any other room includes and calls only those before it in the row of its room, and the files of the room that are
+in no folder; those come first, or last in a room of FILES_LAST. A private header, *_priv.h, may be included in its
 own room only. Files that call each other in a circle are counted for each room.
 
 Usage: tests/tools/check_layers.py [ROOT [BUILD]]"""
@@ -23,8 +24,22 @@ CIRCLES = {
     "handlers": [5, 3], "server": [8],
 }
 
-# Headers that are included from a folder before theirs in the row of fleet/: the control plane is one struct.
+# Rooms whose files in no folder come after those of its folders: they use them.
+FILES_LAST = ("text", "fleet", "server")
+
+# Functions of a folder that are called from one before it in the row of their room.
+CALLED_BEFORE = {
+    ("engine/generation.c", "engine/lora/adapter_use.c"),
+    ("engine/kernels/attention.c", "engine/model/kv.c"),
+    ("weights/value_check.c", "weights/update/host_copy.c"),
+}
+
+# Headers that are included from a folder before theirs. In fleet/ the control plane is one struct.
 INCLUDED_BEFORE = {
+    ("engine/generation.c", "engine/lora/adapter_use.h"),
+    ("engine/kernels/attention.h", "engine/model/model.h"),
+    ("weights/tally.c", "weights/update/update_priv.h"),
+    ("weights/value_check.c", "weights/update/host_copy.h"),
     ("fleet/calls/fleet_control.h", "fleet/proof/fleet_proof.h"),
     ("fleet/calls/fleet_priv.h", "fleet/handoff/window_readers.h"),
     ("fleet/calls/fleet_priv.h", "fleet/proof/fleet_proof.h"),
@@ -99,15 +114,18 @@ def calls_of(root, rooms, build):
 
 
 def is_before(folders, file, other):
-    """Has `other` its place in fleet/ after that of `file`? What is in no folder comes last."""
+    """Has `other` its place in their room after that of `file`? @folders  {room: its folders, in their order}"""
+    room = file.split("/")[0]
+
     def place(path):
         folder = path.split("/")[1:-1]
-        return folders.index(folder[0]) if folder else len(folders)
-    return all(path.startswith("fleet/") for path in (file, other)) and place(file) < place(other)
+        return folders[room].index(folder[0]) if folder else len(folders[room]) if room in FILES_LAST else -1
+    return room in folders and other.split("/")[0] == room and place(file) < place(other)
 
 
 def may_call(rooms, folders, source, target):
-    return may_include(rooms, source, target) and not is_before(folders, source, target)
+    return may_include(rooms, source, target) and (
+        not is_before(folders, source, target) or (source, target) in CALLED_BEFORE)
 
 
 def circles_of(calls):
@@ -134,11 +152,24 @@ def circles_of(calls):
     return circles
 
 
-def check_calls(root, rooms, build):
-    calls, folders = calls_of(root, rooms, build), folders_of(root / "ARCHITECTURE.md", "fleet")
-    missing = {path.name for path in (root / "fleet").iterdir() if path.is_dir()} ^ set(folders)
-    if missing:
-        return [f"fleet/: its row in ARCHITECTURE.md and its folders differ in {', '.join(sorted(missing))}"]
+def order_of(root, rooms):
+    """({room: its folders, in the order of its row}, [what is wrong with the rows])."""
+    folders, wrong = {}, []
+    for room in rooms:
+        own = {path.name for path in (root / room).iterdir() if path.is_dir()}
+        if room == "handlers":
+            continue  # its folders are equal
+        listed = folders_of(root / "ARCHITECTURE.md", room)
+        missing = own ^ set(listed)
+        if missing:
+            wrong.append(f"{room}/: its row in ARCHITECTURE.md and its folders differ in {', '.join(sorted(missing))}")
+        else:
+            folders[room] = listed
+    return folders, wrong
+
+
+def check_calls(root, rooms, folders, build):
+    calls = calls_of(root, rooms, build)
     wrong = [f"{source}: may not call {', '.join(symbols)}() of {target}"
              for source, targets in sorted(calls.items()) for target, symbols in sorted(targets.items())
              if not may_call(rooms, folders, source, target)]
@@ -158,8 +189,8 @@ def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
     root = root if root.is_dir() else root.parents[2]
     rooms = rooms_of(root / "ARCHITECTURE.md")
-    folders, before = folders_of(root / "ARCHITECTURE.md", "fleet"), set()
-    wrong, per_folder, n_files = [], {}, 0
+    folders, wrong = order_of(root, rooms)
+    before, per_folder, n_files = set(), {}, 0
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             if path.suffix not in (".c", ".h", ".cu"):
@@ -184,7 +215,7 @@ def main():
     wrong += [f"{folder.relative_to(root)}/: {n} files, {FILES_MAX} are allowed"
               for folder, n in sorted(per_folder.items()) if n > FILES_MAX]
     if len(sys.argv) > 2:
-        wrong += check_calls(root, rooms, pathlib.Path(sys.argv[2]))
+        wrong += check_calls(root, rooms, folders, pathlib.Path(sys.argv[2]))
     if len(rooms) < 2 or n_files == 0:
         wrong.append("no rooms or no files were found")
     print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked"]))
