@@ -3,6 +3,7 @@
 
 #include "base/utf8.h"
 #include "handlers/app.h"
+#include "handlers/rows/rows.h"
 #include "weights/update/update.h"
 
 #include <stdio.h>
@@ -297,13 +298,10 @@ int tensor_list_resolve(struct tensor_list **out, const struct app_weights *weig
                         const json_t *object, const struct body_columns *text, const char *at,
                         bool optional, struct err *e)
 {
-    static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
-    const char *plan_id = NULL, *column = NULL;
     char field[ERR_FIELD_MAX];
+    const char *plan_id = NULL, *column = member_given(field, tensor_list_rows, 0, object, at);
     struct list_key key;
 
-    for (size_t i = 0; i < sizeof columns / sizeof columns[0] && column == NULL; i++)
-        column = body_given(object, columns[i]) != NULL ? columns[i] : NULL;
     if (body_str(&plan_id, object, at, "plan_id", e) != 0)
         return -1;
     if (plan_id != NULL && column != NULL)

@@ -4,14 +4,16 @@
 #include "base/utf8.h"
 #include "fleet/members/fleet.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/rows/update_request.h"
 #include "weights/update/update.h"
 
 #include <stdio.h>
 #include <string.h>
 
-int update_id_check(const char *id, size_t len_max, const char *field, struct err *e)
+static int check_length(const char *text, size_t len_max, const char *field, struct err *e)
 {
-    size_t len = strlen(id);
+    size_t len = strlen(text);
 
     if (len == 0 || len > len_max)
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -19,33 +21,61 @@ int update_id_check(const char *id, size_t len_max, const char *field, struct er
     return 0;
 }
 
-int update_id_parse(const char **id, const json_t *body, struct err *e)
+int update_id_check(const char *text, const char *field, struct err *e)
 {
-    const char *found = NULL;
+    return check_length(text, UPDATE_ID_MAX, field, e);
+}
 
-    if (body_required(body, "", "update_id", e) != 0 ||
-        body_str(&found, body, "", "update_id", e) != 0 ||
-        update_id_check(found, UPDATE_ID_MAX, "/update_id", e) != 0)
-        return -1;
-    *id = found;
-    return 0;
+int chunk_id_check(const char *text, const char *field, struct err *e)
+{
+    return check_length(text, UPDATE_CHUNK_ID_MAX, field, e);
+}
+
+int label_or_none_check(const char *text, const char *field, struct err *e)
+{
+    return text[0] == '\0' ? 0 : label_check(text, field, e);
+}
+
+int selector_check(const char *text, const char *field, struct err *e)
+{
+    if (strcmp(text, "draft") != 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "the weights of a drafter are not supported: send selector all or target, with "
+                   "the model's tensors");
+}
+
+int broadcast_check(const char *text, const char *field, struct err *e)
+{
+    if (strcmp(text, "nccl") == 0)
+        return 0;
+    return err_set(
+        e, ERR_BAD_REQUEST, field,
+        "transport '%.32s' is not nccl; other sources have their own members: shm, path, "
+        "ipc_handles",
+        text);
+}
+
+int group_transport_check(const char *text, const char *field, struct err *e)
+{
+    if (strcmp(text, "nccl") == 0 || strcmp(text, "ipc") == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "transport '%.32s' is not nccl or ipc; the others need no group", text);
 }
 
 int update_source_of(const char **out, const json_t *body, struct err *e)
 {
-    static const char *const sources[] = {"shm",         "path",
-                                          "ipc_handles", "ipc_handles_pickled",
-                                          "buckets",     "serialized_named_tensors",
-                                          "transport"};
-    const char *found = NULL;
+    const char *names[MEMBER_NAMES_MAX], *found = NULL;
     char field[32] = "";
 
-    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
-        if (body_given(body, sources[i]) == NULL)
+    member_names(names, update_members, IS_SOURCE);
+    for (const char **name = names; *name != NULL; name++) {
+        if (body_given(body, *name) == NULL)
             continue;
         if (found != NULL)
-            (void)snprintf(field, sizeof field, "/%s", sources[i]);
-        found = sources[i];
+            (void)snprintf(field, sizeof field, "/%s", *name);
+        found = *name;
     }
     if (found == NULL || field[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -58,40 +88,6 @@ int update_source_of(const char **out, const json_t *body, struct err *e)
                        "serialized_format goes with serialized_named_tensors");
     *out = found;
     return 0;
-}
-
-int placement_from_body(bool *sharded, const json_t *body, struct err *e)
-{
-    const char *text = NULL;
-
-    if (body_str(&text, body, "", "placement", e) != 0 || text == NULL)
-        return e->code != ERR_NONE ? -1 : 0;
-    if (strcmp(text, "sharded") != 0 && strcmp(text, "replicated") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/placement",
-                       "placement '%.32s' is not one of replicated, sharded", text);
-    *sharded = text[0] == 's';
-    return 0;
-}
-
-int selector_from_body(const char **selector, const json_t *body, struct err *e)
-{
-    static const char *const known[] = {"all", "target"};
-    const char *text = NULL;
-
-    if (body_str(&text, body, "", "selector", e) != 0 || text == NULL)
-        return e->code != ERR_NONE ? -1 : 0;
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (strcmp(text, known[i]) != 0)
-            continue;
-        *selector = known[i];
-        return 0;
-    }
-    if (strcmp(text, "draft") == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/selector",
-                       "the weights of a drafter are not supported: send selector all or "
-                       "target, with the model's tensors");
-    return err_set(e, ERR_BAD_REQUEST, "/selector", "selector '%.32s' is not one of all, target",
-                   text);
 }
 
 int label_check(const char *label, const char *field, struct err *e)
@@ -115,14 +111,4 @@ int label_check(const char *label, const char *field, struct err *e)
                        "'%s' begins the labels of unfinished updates: choose another label",
                        FLEET_DIRTY_MARKER);
     return 0;
-}
-
-int label_parse(struct label_req *req, const json_t *body, struct err *e)
-{
-    if (body_required(body, "", "weight_version", e) != 0 ||
-        body_str(&req->label, body, "", "weight_version", e) != 0 ||
-        label_check(req->label, "/weight_version", e) != 0 ||
-        body_bool(&req->abort_requests, body, "", "abort_requests", e) != 0)
-        return -1;
-    return body_u64(&req->if_serial, body, "", "if_serial", 1, INT64_MAX, e);
 }

@@ -18,7 +18,6 @@
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
-#include "server/state_dump.h"
 #include "weights/update/coverage.h"
 
 #include <signal.h>
@@ -218,9 +217,8 @@ int serve(const struct config *config, bool *drained, struct err *e)
     if (s == NULL)
         return -1;
     notify_send("STATUS=reading the model and the first weights");
-    rc = state_dump_new(&s->state_dump, s, e) == 0 ? server_start(s, e) : -1;
+    rc = server_start(s, e);
     if (rc == 0) {
-        state_dump_built(s->state_dump);
         life_set(&s->life, LIFE_SERVING);
         log_serving(s);
         server_notify_ready(s, "");

@@ -9,6 +9,7 @@
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/update_members.h"
@@ -128,7 +129,8 @@ int handle_fleet_weights_label(struct app *app, struct http_request *x, struct e
     struct label_req req = {0};
     int rc;
 
-    if (fleet_body_parse(&body, x, e) != 0 || label_parse(&req, body.json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        member_read(&req, weights_label_members, body.json, "", e) != 0)
         return -1;
     if (label_commits_open(app))
         return commit_open(app, x, req.label, e);

@@ -7,6 +7,7 @@
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/packing_json.h"
+#include "handlers/rows/rows.h"
 #include "weights/tensor_list.h"
 
 #include <string.h>
@@ -41,11 +42,11 @@ int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e)
 static int inherit_from_group(const struct api_packing *g, json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;
-    struct packing_params words;
+    struct packing_request words = {0};
 
     if (!g->packed)
         return 0;
-    if (packing_parse(&words, body, e) != 0)
+    if (member_read(&words, packing_rows, body, "", e) != 0 || packing_settle(&words, e) != 0)
         return -1;
     if (!words.packed_given && sized)
         return err_set(

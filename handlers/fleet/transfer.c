@@ -8,14 +8,14 @@
 #include "fleet/want/fleet_group_join.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/packing_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/rows/update_request.h"
 
 #include <string.h>
-
-enum { TRANSFER_S_MAX = 3600 };
 
 struct init_req {
     struct fleet_join_request join;
@@ -25,39 +25,28 @@ struct init_req {
 static int init_parse(struct init_req *req, const struct app *app, const json_t *body,
                       struct err *e)
 {
-    const char *transport = NULL;
-    struct packing_params packed = {0};
-    uint64_t timeout_s = 0;
+    struct transfer_request r = {0};
 
-    if (body_required(body, "", "transport", e) != 0 ||
-        body_str(&transport, body, "", "transport", e) != 0 ||
-        body_str(&req->join.group_name, body, "", "group_name", e) != 0 ||
-        body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
-        packing_parse_join(&packed, body, e) != 0)
+    if (member_read(&r, transfer_init_members, body, "", e) != 0 ||
+        packing_settle_join(&r.packing, e) != 0)
         return -1;
-    if (req->join.group_name != NULL && strlen(req->join.group_name) > FLEET_GROUP_NAME_MAX)
+    if (r.group_name != NULL && strlen(r.group_name) > FLEET_GROUP_NAME_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/group_name", "%zu bytes, %d are allowed",
-                       strlen(req->join.group_name), FLEET_GROUP_NAME_MAX);
-    req->join.timeout_us = timeout_s > 0 ? timeout_s * 1000000
-                                         : app->settings.join_timeout_ms * 1000;
-    if (strcmp(transport, "ipc") == 0) {
+                       strlen(r.group_name), FLEET_GROUP_NAME_MAX);
+    req->join.group_name = r.group_name;
+    req->join.timeout_us = r.timeout_s > 0 ? (uint64_t)r.timeout_s * 1000000
+                                           : app->settings.join_timeout_ms * 1000;
+    if (strcmp(r.transport, "ipc") == 0) {
         req->handles = (struct fleet_handles){
-            .set = true, .on = packed.packed_given, .packed = packed.packed};
+            .set = true, .on = r.packing.packed_given, .packed = r.packing.packed};
         req->join.handles = &req->handles;
         return 0;
     }
-    if (strcmp(transport, "nccl") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/transport",
-                       "transport '%.32s' is not nccl or ipc; the others need no group", transport);
-    req->join.packing = (struct api_packing){packed.packed, packed.bucket_nbytes};
-    req->join.rank_offset = 1;
-    req->join.offset_given = body_given(body, "rank_offset") != NULL;
-    if (body_required(body, "", "world_size", e) != 0 ||
-        body_u64(&req->join.world_size, body, "", "world_size", 2, FLEET_WORLD_SIZE_MAX, e) != 0 ||
-        body_u64(&req->join.rank_offset, body, "", "rank_offset", 1, FLEET_WORLD_SIZE_MAX - 1, e) !=
-            0)
-        return -1;
-    return 0;
+    req->join.packing = (struct api_packing){r.packing.packed, r.packing.bucket_nbytes};
+    req->join.rank_offset = r.rank_offset;
+    req->join.offset_given = r.rank_offset_given;
+    req->join.world_size = r.world_size;
+    return body_required(body, "", "world_size", e);
 }
 
 static json_t *ranks_json(struct app *app, struct fleet_group *g)

@@ -10,9 +10,11 @@
 #include "fleet/want/fleet_group_join.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "handlers/update_members.h"
@@ -50,19 +52,15 @@ int fleet_update_no_memory(struct err *e)
 /* @out  borrows from `body` */
 static int start_parse(struct fleet_update_request *out, const json_t *body, struct err *e)
 {
-    const char *label = NULL;
-    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
+    struct update_start_request r = {0};
 
-    if (body_str(&label, body, "", "weight_version", e) != 0 ||
-        body_bool(&out->partial, body, "", "partial", e) != 0 ||
-        placement_from_body(&out->sharded, body, e) != 0 ||
-        selector_from_body(&out->selector, body, e) != 0 ||
-        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+    if (member_read(&r, update_start_members, body, "", e) != 0)
         return -1;
-    if (label != NULL && label_check(label, "/weight_version", e) != 0)
-        return -1;
-    out->label = label != NULL ? label : "";
-    out->lease_s = (uint32_t)lease_s;
+    out->label = r.label != NULL ? r.label : "";
+    out->partial = r.partial;
+    out->sharded = r.placement == PLACEMENT_SHARDED;
+    out->selector = r.selector.selector;
+    out->lease_s = r.lease_s;
     return 0;
 }
 
@@ -113,28 +111,21 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 
 /* tensors */
 
-struct update_request {
-    const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not given */
-    const char *selector;                     /* static, or NULL */
-    const char *source;                       /* static, for the log */
-    const struct actor *actor;                /* borrowed from the request */
-    bool chunk_named, abort_requests, by_group, convert;
+struct tensors_request {
+    struct update_request r;
+    const char *source;        /* static, for the log */
+    const struct actor *actor; /* borrowed from the request */
+    bool chunk_named, by_group, convert;
 };
-
-static const char *const start_members[] = {"partial", "convert", "placement", NULL};
 
 static int refuse_start_members(const json_t *body, struct err *e)
 {
-    char field[32];
+    char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, update_members, AT_START, body, "");
 
-    for (const char *const *m = start_members; *m != NULL; m++) {
-        if (body_given(body, *m) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", *m);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s belongs into /v1/update_weights/start only",
-                       *m);
-    }
-    return 0;
+    return name == NULL ? 0
+                        : err_set(e, ERR_BAD_REQUEST, field,
+                                  "%s belongs into /v1/update_weights/start only", name);
 }
 
 /* As a server with weights names its sources. */
@@ -157,7 +148,7 @@ static int check_source(const char **name, const json_t *body, struct err *e)
     return tensor_columns_check(body, NULL, "", e);
 }
 
-static int update_parse(struct update_request *w, const struct http_request *x, const json_t *body,
+static int update_parse(struct tensors_request *w, const struct http_request *x, const json_t *body,
                         struct err *e)
 {
     const struct route *route = x->route;
@@ -166,23 +157,14 @@ static int update_parse(struct update_request *w, const struct http_request *x, 
         return err_set(e, ERR_BAD_REQUEST, "",
                        "query member '%.60s': with a JSON body, members belong into the body",
                        x->query[0].name);
-    if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
-        body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
-        body_str(&w->label, body, "", "weight_version", e) != 0 ||
-        body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
-        selector_from_body(&w->selector, body, e) != 0 ||
-        (w->update_id != NULL &&
-         update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
-        (w->chunk_id != NULL &&
-         update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0) ||
-        (w->label != NULL && label_check(w->label, "/weight_version", e) != 0) ||
-        (w->update_id != NULL && refuse_start_members(body, e) != 0) ||
+    if (member_read(&w->r, update_members, body, "", e) != 0 ||
+        (w->r.update_id != NULL && refuse_start_members(body, e) != 0) ||
         check_source(&w->source, body, e) != 0)
         return -1;
     w->actor = &x->actor;
-    w->chunk_named = w->chunk_id != NULL;
-    if (w->chunk_id == NULL && x->request_id_given && w->update_id != NULL)
-        w->chunk_id = x->actor.request_id;
+    w->chunk_named = w->r.chunk_id != NULL;
+    if (w->r.chunk_id == NULL && x->request_id_given && w->r.update_id != NULL)
+        w->r.chunk_id = x->actor.request_id;
     w->by_group = body_given(body, "transport") != NULL;
     w->convert = route_converts(route);
     return 0;
@@ -194,24 +176,27 @@ static json_t *engine_body(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
                                          "abort_requests"};
+    const char *names[MEMBER_NAMES_MAX];
     json_t *bare = json_copy(json_mutable(body));
 
     for (size_t i = 0; bare != NULL && i < sizeof fleets / sizeof fleets[0]; i++)
         (void)json_object_del(bare, fleets[i]);
-    for (const char *const *m = start_members; bare != NULL && *m != NULL; m++) {
-        json_t *value = json_object_get(bare, *m);
+    member_names(names, update_members, AT_START);
+    for (const char **name = names; bare != NULL && *name != NULL; name++) {
+        json_t *value = json_object_get(bare, *name);
 
-        if (value != NULL && start != NULL && json_object_set(start, *m, value) != 0) {
+        if (value != NULL && start != NULL && json_object_set(start, *name, value) != 0) {
             json_decref(bare);
             return NULL;
         }
-        (void)json_object_del(bare, *m);
+        (void)json_object_del(bare, *name);
     }
     return bare;
 }
 
 /* An engine that overwrites what it serves cannot tell a repeated chunk from a new one. */
-static int check_chunk(const struct fleet_session *s, const struct update_request *w, struct err *e)
+static int check_chunk(const struct fleet_session *s, const struct tensors_request *w,
+                       struct err *e)
 {
     if (!w->chunk_named || !fleet_session_overwrites(s))
         return 0;
@@ -248,12 +233,12 @@ static void note_missing(struct app *app, struct fleet_session *s, const json_t 
     fleet_names_fini(&names);
 }
 
-static int note_request(struct app *app, struct fleet_session *s, const struct update_request *w,
+static int note_request(struct app *app, struct fleet_session *s, const struct tensors_request *w,
                         const json_t *bare, struct err *e)
 {
     if (check_chunk(s, w, e) == 0 &&
-        fleet_update_set_label(app->fleet->control, s, w->label, e) == 0 &&
-        fleet_update_set_selector(app->fleet->control, s, w->selector, e) == 0)
+        fleet_update_set_label(app->fleet->control, s, w->r.label, e) == 0 &&
+        fleet_update_set_selector(app->fleet->control, s, w->r.selector.selector, e) == 0)
         return 0;
     note_missing(app, s, bare, e);
     return -1;
@@ -262,13 +247,13 @@ static int note_request(struct app *app, struct fleet_session *s, const struct u
 /* What the fleet looks at (tensors_fini). An error in the list of names is reported when it gets to
  * them. */
 static void tensors_read(struct api_tensors *out, struct err *list_error,
-                         const struct update_request *w, const json_t *body)
+                         const struct tensors_request *w, const json_t *body)
 {
     const json_t *strings = body_given(body, "serialized_named_tensors");
 
     *out = (struct api_tensors){
         .group = json_string_value(body_given(body, "group_name")),
-        .chunk_id = w->chunk_id,
+        .chunk_id = w->r.chunk_id,
         .by_path = body_given(body, "path") != NULL,
         .by_handles = body_given(body, "ipc_handles_pickled") != NULL ||
                       body_given(body, "ipc_handles") != NULL,
@@ -287,7 +272,7 @@ static void tensors_fini(struct api_tensors *t)
     tensor_list_unref(t->list);
 }
 
-static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
+static int send_tensors(struct app *app, struct fleet_session *s, const struct tensors_request *w,
                         const json_t *bare, struct err *e)
 {
     struct api_object native = {.json = bare};
@@ -295,7 +280,7 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
     struct fleet_tensors t = {.args = {.native = &native, .tensors = &tensors},
                               .source = w->source,
                               .by_group = w->by_group,
-                              .abort_requests = w->abort_requests};
+                              .abort_requests = w->r.abort_requests};
     int rc = note_request(app, s, w, bare, e);
 
     if (rc == 0) {
@@ -309,7 +294,7 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
     return fleet_finish_update(app->fleet->control, s, "", NULL, true, e);
 }
 
-static int one_shot_run(struct app *app, const struct update_request *w, const json_t *bare,
+static int one_shot_run(struct app *app, const struct tensors_request *w, const json_t *bare,
                         json_t *start, struct fleet_session **out, struct fleet_results *replies,
                         struct err *e)
 {
@@ -321,7 +306,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
 
     if (start_parse(&req, start, e) != 0)
         return -1;
-    req.label = w->label != NULL ? w->label : "";
+    req.label = w->r.label != NULL ? w->r.label : "";
     req.actor = *w->actor;
     req.convert = w->convert;
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
@@ -338,7 +323,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
     return rc;
 }
 
-static int one_shot_update(struct app *app, struct http_request *x, const struct update_request *w,
+static int one_shot_update(struct app *app, struct http_request *x, const struct tensors_request *w,
                            const json_t *body, struct err *e)
 {
     json_auto_t *start = json_object(), *bare = engine_body(body, start);
@@ -408,11 +393,11 @@ static int commit_previous(struct app *app, struct fleet_session **s, const char
     return fleet_update_commit_open(app, e);
 }
 
-static int start_auto_commit(struct app *app, const struct update_request *w,
+static int start_auto_commit(struct app *app, const struct tensors_request *w,
                              struct fleet_session **out, struct err *e)
 {
     fleet_results_auto replies = {0};
-    struct fleet_update_request req = {.label = w->label != NULL ? w->label : "",
+    struct fleet_update_request req = {.label = w->r.label != NULL ? w->r.label : "",
                                        .actor = *w->actor,
                                        .auto_commit = true,
                                        .convert = w->convert,
@@ -428,15 +413,15 @@ static int start_auto_commit(struct app *app, const struct update_request *w,
     return 0;
 }
 
-static int find_session(struct app *app, const struct route *route, const struct update_request *w,
+static int find_session(struct app *app, const struct route *route, const struct tensors_request *w,
                         struct fleet_session **out, struct err *e)
 {
-    if (w->update_id != NULL)
-        return fleet_find_update(app->fleet->control, w->update_id, out, e);
+    if (w->r.update_id != NULL)
+        return fleet_find_update(app->fleet->control, w->r.update_id, out, e);
     if (route->session == SESSION_OPEN)
         return fleet_update_find_open(app, out, e);
     if (find_anonymous(app, out, e) != 0 ||
-        (*out != NULL && commit_previous(app, out, w->label, e) != 0))
+        (*out != NULL && commit_previous(app, out, w->r.label, e) != 0))
         return -1;
     return *out != NULL ? 0 : start_auto_commit(app, w, out, e);
 }
@@ -447,13 +432,13 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     const struct route *route = x->route;
     struct fleet_session *s;
     struct err ignored = {0};
-    struct update_request w = {0};
+    struct tensors_request w = {0};
     json_auto_t *bare = NULL;
     int rc;
 
     if (update_parse(&w, x, body, e) != 0)
         return -1;
-    if (w.update_id == NULL && route->session == SESSION_NAMED)
+    if (w.r.update_id == NULL && route->session == SESSION_NAMED)
         return one_shot_update(app, x, &w, body, e);
     bare = engine_body(body, NULL);
     if (bare == NULL)

@@ -5,23 +5,14 @@
 #include "fleet/api/api_json.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/update_members.h"
+#include "handlers/rows/rows.h"
+#include "handlers/rows/update_request.h"
 
 enum { REASON_MAX = 200 };
-
-static int find_named(struct app *app, const json_t *body, struct fleet_session **out,
-                      struct err *e)
-{
-    const char *id = NULL;
-
-    if (update_id_parse(&id, body, e) != 0)
-        return -1;
-    return fleet_find_update(app->fleet->control, id, out, e);
-}
 
 /* Also verifies it without the end. */
 int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
@@ -30,22 +21,22 @@ int handle_fleet_update_finish(struct app *app, struct http_request *x, struct e
     const struct route *route = x->route;
     bool commit = route->operation == OPERATION_UPDATE_FINISH;
     struct fleet_session *s;
-    const char *label = "";
-    const json_t *sums = NULL;
+    const struct member *rows = commit ? update_finish_members : update_verify_members;
+    struct update_end_request r = {.label = ""};
     struct api_object native = {0};
     json_auto_t *proof = NULL;
     int rc;
 
     if (fleet_body_parse(&body, x, e) != 0 ||
-        body_str(&label, body.json, "", "weight_version", e) != 0 ||
-        (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
-        body_object(&sums, body.json, "", "checksums", e) != 0 ||
-        (route->session == SESSION_NAMED ? find_named(app, body.json, &s, e)
-                                         : fleet_update_find_open(app, &s, e)) != 0)
+        member_read(&r, route->session == SESSION_NAMED ? rows : update_end_rows, body.json, "",
+                    e) != 0 ||
+        (route->session == SESSION_NAMED
+             ? fleet_find_update(app->fleet->control, r.update_id, &s, e)
+             : fleet_update_find_open(app, &s, e)) != 0)
         return -1;
-    proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
+    proof = r.checksums != NULL ? json_pack("{s:O}", "checksums", r.checksums) : json_object();
     native.json = proof;
-    rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, label, &native, commit, e)
+    rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, r.label, &native, commit, e)
                        : fleet_update_no_memory(e);
     api_object_fini(&native);
     return fleet_update_answer(app, x, s, rc, e);
@@ -83,13 +74,14 @@ static int abort_update(struct app *app, struct http_request *x, struct fleet_se
 int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
-    const char *reason = "aborted by its owner", *id = NULL;
+    struct update_end_request r = {0};
     struct fleet_session *s;
 
-    if (fleet_body_parse(&body, x, e) != 0 || body_str(&reason, body.json, "", "reason", e) != 0 ||
-        update_id_parse(&id, body.json, e) != 0 || find_to_abort(app, id, &s, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 ||
+        member_read(&r, update_abort_members, body.json, "", e) != 0 ||
+        find_to_abort(app, r.update_id, &s, e) != 0)
         return -1;
-    return abort_update(app, x, s, reason, e);
+    return abort_update(app, x, s, r.reason, e);
 }
 
 int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
@@ -113,13 +105,13 @@ int handle_fleet_update_get(struct app *app, struct http_request *x, struct err 
 int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
+    struct update_end_request r = {0};
     struct fleet_session *s;
-    uint64_t lease_s = 0;
 
     if (fleet_body_parse(&body, x, e) != 0 ||
-        body_u64(&lease_s, body.json, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0 ||
-        find_named(app, body.json, &s, e) != 0)
+        member_read(&r, update_renew_members, body.json, "", e) != 0 ||
+        fleet_find_update(app->fleet->control, r.update_id, &s, e) != 0)
         return -1;
-    return fleet_update_answer(app, x, s, fleet_renew_update(app->fleet->control, s, lease_s, e),
+    return fleet_update_answer(app, x, s, fleet_renew_update(app->fleet->control, s, r.lease_s, e),
                                e);
 }

@@ -50,6 +50,19 @@ static const char *field_of_member(char field[ERR_FIELD_MAX], const char *at, co
     return field;
 }
 
+const char *member_given(char field[ERR_FIELD_MAX], const struct member *rows, unsigned flags,
+                         const json_t *object, const char *at)
+{
+    const char *names[MEMBER_NAMES_MAX], **name = names;
+
+    member_names(names, rows, flags);
+    while (*name != NULL && body_given(object, *name) == NULL)
+        name++;
+    if (*name != NULL)
+        (void)field_of_member(field, at, *name);
+    return *name;
+}
+
 /* @index  out: of the text in the words */
 static int check_word(int *index, const struct member *m, const char *text, const char *at,
                       struct err *e)

@@ -34,7 +34,8 @@ enum member_flags {
     M_QUERY = 1 << 1,  /* it may be in the query: for a body of tensors, or without a body */
     M_ABOVE = 1 << 2,  /* the minimum itself is not allowed */
     M_BASE64 = 1 << 3, /* the string, or each string of the array */
-    M_OPEN = 1 << 4    /* members that are not in `of` are ignored */
+    M_OPEN = 1 << 4,   /* members that are not in `of` are ignored */
+    M_OWN = 1 << 8     /* this one and higher ones: groups of members, named beside their table */
 };
 
 /* A string with its length, because it may hold NULs (a prompt). */
@@ -74,11 +75,12 @@ enum member_store {
                       : STORE_JSON)
 /* The bool that becomes true if the member is given. */
 #define M_GIVEN(type, field) .given = offsetof(type, field) + 1
-/* The rows of another table: read together with this one's, whose struct has a field for it, or
- * only listed here, and read by their own handler. */
+/* The rows of another table: read together with this one's into a field of its struct, or into the
+ * same struct; or only listed here, and read by their own handler. */
 #define M_ROWS_IN(table, type, field)                                                              \
     M_ROWS, .of = table, .at = offsetof(type, field), .store = STORE_ROWS
-#define M_ROWS_OF(table) M_ROWS, .of = table
+#define M_ROWS_WITH(table) M_ROWS, .of = table, .store = STORE_ROWS
+#define M_ROWS_OF(table)   M_ROWS, .of = table
 #define M_WORDS(...)                                                                               \
     .words = (const char *const[])                                                                 \
     {                                                                                              \
@@ -114,6 +116,11 @@ const struct member *member_find(const struct member *rows, const char *name, un
 /* member_names - the names of rows that have `flags`, at most cap - 1, ended by NULL. */
 enum { MEMBER_NAMES_MAX = 192 };
 void member_names(const char *names[MEMBER_NAMES_MAX], const struct member *rows, unsigned flags);
+
+/* member_given - the first member that the object has, of the rows with `flags`; NULL: none.
+ * @field  its JSON pointer, for an error; unchanged without one */
+const char *member_given(char field[ERR_FIELD_MAX], const struct member *rows, unsigned flags,
+                         const json_t *object, const char *at);
 
 /* member_read - read members of `object` into a struct, in the order of the rows: required
  * members, types, limits, words and `check`.

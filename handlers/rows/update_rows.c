@@ -1,12 +1,18 @@
-/* What requests may contain: update. See handlers/rows/member.h. */
+/* What requests about updates, and about the group that brings them, may contain. See
+ * handlers/rows/member.h. */
+#include "fleet/want/fleet_group_join.h"
 #include "handlers/control_plane.h"
-#include "handlers/data_plane.h"
 #include "handlers/rows/rows.h"
+#include "handlers/rows/update_request.h"
+#include "handlers/update_members.h"
+#include "transport/shm.h"
+#include "weights/update/update.h"
 
 const struct member shm_rows[] = {
-    {"name", M_STRING, .flags = M_REQUIRED, .doc = "A name for shm_open"},
-    {"offset", M_INT, .min = 0, .def = "0"},
-    {"nbytes", M_INT, .min = 0, .flags = M_REQUIRED},
+    {"name", M_STRING, M_IN(struct shm_range, name), .flags = M_REQUIRED,
+     .doc = "A name for shm_open"},
+    {"offset", M_INT, M_IN(struct shm_range, offset), .def = "0"},
+    {"nbytes", M_INT, M_IN(struct shm_range, nbytes), .flags = M_REQUIRED},
     {0},
 };
 
@@ -22,49 +28,63 @@ const struct member ipc_handle_rows[] = {
     {0},
 };
 
+/* The columns of a list of tensors, which handlers/tensor_list_json.c reads. */
+const struct member tensor_list_rows[] = {
+    {"names", M_ARRAY, .flags = OF_LIST, .items = M_STRING},
+    {"dtypes", M_ARRAY, .flags = OF_LIST, .items = M_STRING,
+     .doc = "`bfloat16`, `torch.bfloat16` and `BF16` are one"},
+    {"dtype_names", M_ARRAY, .flags = OF_LIST, .items = M_STRING, .doc = "Another name of dtypes"},
+    {"shapes", M_ARRAY, .flags = OF_LIST, .items = M_INTS},
+    {"sizes", M_ARRAY, .flags = OF_LIST, .items = M_INT | M_NULL, .doc = "Elements of each tensor"},
+    {0},
+};
+
 const struct member per_gpu_rows[] = {
-    {"names", M_ARRAY, .items = M_STRING, .flags = M_REQUIRED},
-    {"dtypes", M_ARRAY, .items = M_STRING},
-    {"dtype_names", M_ARRAY, .items = M_STRING, .doc = "Another name of dtypes"},
-    {"shapes", M_ARRAY, .items = M_INTS, .flags = M_REQUIRED},
-    {"sizes", M_ARRAY, .items = M_INT | M_NULL, .doc = "Elements of each tensor"},
+    {"", M_ROWS_OF(tensor_list_rows)},
     {"checksums", M_ARRAY, .items = M_STRING | M_NULL},
     {0},
 };
 
-const struct member bucket_rows[] = {
-    {"names", M_ARRAY, .items = M_STRING},
-    {"dtypes", M_ARRAY, .items = M_STRING},
-    {"dtype_names", M_ARRAY, .items = M_STRING, .doc = "Another name of dtypes"},
-    {"shapes", M_ARRAY, .items = M_INTS},
-    {"sizes", M_ARRAY, .items = M_INT | M_NULL, .doc = "Elements of each tensor"},
-    {"packed", M_BOOL, .doc = "Must agree with the form of the handles"},
-    {"checksums", M_ARRAY, .items = M_STRING | M_NULL},
-    {"plan_id", M_STRING,
+/* A list of tensors, and the handles of their memory: of a body, or of one of its buckets. */
+const struct member handles_rows[] = {
+    {"", M_ROWS_OF(tensor_list_rows)},
+    {"checksums", M_ARRAY, .flags = OF_LIST | OF_ONE_LIST, .items = M_STRING | M_NULL,
+     .doc = "32 hex digits each, see docs/protocol.md"},
+    {"plan_id", M_STRING, .flags = OF_LIST | OF_ONE_LIST,
      .doc = "Instead of names, dtypes, shapes and sizes. With transport nccl `last` is the list of "
             "the last update by the group that was committed; 400 if there was none since the "
             "group was joined"},
-    {"ipc_handles", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = ipc_handle_rows,
+    {"ipc_handles", M_MAP, .flags = IS_SOURCE, .items = M_OBJECT, .min = 1, .max = 64,
+     .of = ipc_handle_rows,
      .doc = "CUDA IPC handles of one packed bucket on each GPU, with its tensors back to back. The "
             "length of the bucket is exactly that of its names, dtypes and shapes."},
-    {"ipc_handles_pickled", M_STRING, .flags = M_BASE64,
+    {"ipc_handles_pickled", M_STRING, .flags = IS_SOURCE | M_BASE64,
      .doc = "CUDA IPC handles as torch trainers send them: a pickle (protocol 4 or 5) in base64, "
             "which is read and never executed. A dict of GPU UUID to export is one packed bucket "
             "on each GPU; one of uint8, without per_gpu, may be longer than the tensors of this "
             "request. A list of such dicts has one handle for each tensor."},
-    {"tensor_sizes", M_ARRAY, .items = M_INT, .doc = "Bytes of each tensor"},
-    {"per_gpu", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = per_gpu_rows,
+    {"tensor_sizes", M_ARRAY, .flags = OF_LIST | OF_ONE_LIST | WITH_HANDLES, .items = M_INT,
+     .doc = "Bytes of each tensor, beside handles only"},
+    {"per_gpu", M_MAP, .flags = OF_LIST | WITH_HANDLES, .items = M_OBJECT, .min = 1, .max = 64,
+     .of = per_gpu_rows,
      .doc =
          "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
          "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
          "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
          "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
-    {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = per_gpu_rows,
+    {"metadata_by_gpu", M_MAP, .flags = OF_LIST | WITH_HANDLES, .items = M_OBJECT, .min = 1,
+     .max = 64, .of = per_gpu_rows,
      .doc =
          "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
          "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
          "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
          "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
+    {0},
+};
+
+const struct member bucket_rows[] = {
+    {"", M_ROWS_OF(handles_rows)},
+    {"packed", M_BOOL, .doc = "Must agree with the form of the handles"},
     {"rank", M_INT, .min = 0,
      .doc =
          "The only rank of this server (`cuda.ranks` of its status) that reads this bucket, from "
@@ -72,17 +92,56 @@ const struct member bucket_rows[] = {
     {0},
 };
 
+/* How the tensors of the group's broadcasts are packed. */
+const struct member packing_rows[] = {
+    {"packed", M_BOOL, .flags = OF_LIST, M_IN(struct packing_request, packed),
+     M_GIVEN(struct packing_request, packed_given),
+     .doc = "Must agree with the form of shm or of the handles; with nccl, how it is broadcast"},
+    {"bucket_nbytes", M_INT, .flags = WITH_GROUP, M_IN(struct packing_request, bucket_nbytes),
+     .min = 1, .doc = "With nccl and packed: vLLM's bound of a broadcast, without sizes"},
+    {"packed_buffer_size_bytes", M_INT, .flags = WITH_GROUP,
+     M_IN(struct packing_request, buffer_nbytes), .min = 1, .doc = "Another name of bucket_nbytes"},
+    {0},
+};
+
+/* What the trainer's group broadcasts. */
+const struct member broadcast_rows[] = {
+    {"transport", M_STRING, .flags = IS_SOURCE, M_IN(struct broadcast_request, transport),
+     .check = broadcast_check, M_WORDS("nccl"), .doc = "The group broadcasts the tensors"},
+    {"expected_digest", M_STRING, .flags = WITH_GROUP, M_IN(struct broadcast_request, digest),
+     .min = 64, .max = 64,
+     .doc = "With nccl: the plan's SHA-256 as `plans` returns it; a different digest is a 409 "
+            "before anything is received"},
+    {"", M_ROWS_IN(packing_rows, struct broadcast_request, packing)},
+    {"group_name", M_STRING, .flags = WITH_GROUP, M_IN(struct broadcast_request, group_name),
+     .doc = "With nccl: 409 unless a group with this name was joined; default: the group joined "
+            "last. In front of SGLang the name of a group that was joined without one is "
+            "weight_update_group"},
+    {0},
+};
+
+const struct member selector_rows[] = {
+    {"selector", M_STRING, M_IN(struct selector_request, selector), .check = selector_check,
+     M_WORDS("all", "target"),
+     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
+            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
+            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
+            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
+    {0},
+};
+
 const struct member update_start_members[] = {
-    {"weight_version", M_STRING, .min = 1, .max = 256,
+    {"weight_version", M_STRING, M_IN(struct update_start_request, label), .check = label_check,
+     .min = 1, .max = VERSION_LABEL_MAX,
      .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
             "which marks updates that have not ended"},
-    {"partial", M_BOOL, .def = "false",
+    {"partial", M_BOOL, M_IN(struct update_start_request, partial), .def = "false",
      .doc = "Tensors that are not sent keep their values; in front of a fleet only engines that "
             "serve the fleet's version take part, and vLLM accepts no partial update"},
-    {"convert", M_BOOL, .def = "false",
+    {"convert", M_BOOL, M_IN(struct update_start_request, convert), .def = "false",
      .doc = "Convert a float dtype that differs from the model's"},
-    {"lease_s", M_INT, .min = 1, .max = 3600, .def = "60"},
-    {"placement", M_STRING, .def = "replicated", M_WORDS("replicated", "sharded"),
+    {"placement", M_STRING, M_IN(struct update_start_request, placement), .def = "replicated",
+     M_WORDS("replicated", "sharded"),
      .doc = "`replicated`: each rank (GPU) must get the whole model. `sharded`: the ranks together "
             "must; each rank gets the tensors that are addressed to it, whole tensors only, and a "
             "request may have none for it. Set at the start of a session. A session of a dialect "
@@ -90,75 +149,65 @@ const struct member update_start_members[] = {
             "other tensors. A server with `--placement sharded` keeps each tensor on the GPU that "
             "owns it, whatever is sent here, and reports `sharded`; a tensor that does not come to "
             "its owner stays where it came."},
-    {"selector", M_STRING, M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
-    {"trainer_ranks", M_INT, .min = 1, .max = 256,
+    {"", M_ROWS_IN(selector_rows, struct update_start_request, selector)},
+    {"lease_s", M_INT, M_IN(struct update_start_request, lease_s), .min = 1,
+     .max = UPDATE_LEASE_S_MAX, .def = "60"},
+    {"trainer_ranks", M_INT, M_IN(struct update_start_request, trainer_ranks), .min = 1,
+     .max = UPDATE_TRAINER_RANKS_MAX,
      .doc = "So many ranks of the trainer send tensors: each request names its `trainer_rank`, and "
             "the finish fails if one of them has sent none. Not with vLLM or SGLang engines"},
     {0},
 };
 
 const struct member update_members[] = {
-    {"update_id", M_STRING, .flags = M_QUERY,
-     .doc = "Of the session; without it the request is a whole update"},
-    {"names", M_ARRAY, .items = M_STRING},
-    {"dtypes", M_ARRAY, .items = M_STRING,
-     .doc = "`bfloat16`, `torch.bfloat16` and `BF16` are one"},
-    {"dtype_names", M_ARRAY, .items = M_STRING, .doc = "Another name of dtypes"},
-    {"shapes", M_ARRAY, .items = M_INTS},
-    {"sizes", M_ARRAY, .items = M_INT | M_NULL, .doc = "Elements of each tensor"},
-    {"packed", M_BOOL,
-     .doc = "Must agree with the form of shm or of the handles; with nccl, how it is broadcast"},
-    {"checksums", M_ARRAY, .items = M_STRING | M_NULL,
-     .doc = "32 hex digits each, see docs/protocol.md"},
-    {"weight_version", M_STRING, .flags = M_QUERY, .min = 1, .max = 256,
+    {"update_id", M_STRING, M_IN(struct update_request, update_id), .check = update_id_check,
+     .flags = M_QUERY, .doc = "Of the session; without it the request is a whole update"},
+    {"chunk_id", M_STRING, M_IN(struct update_request, chunk_id), .check = chunk_id_check,
+     .flags = M_QUERY, .max = UPDATE_CHUNK_ID_MAX},
+    {"weight_version", M_STRING, M_IN(struct update_request, label), .check = label_check,
+     .flags = M_QUERY, .min = 1, .max = VERSION_LABEL_MAX,
      .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
             "which marks updates that have not ended"},
-    {"plan_id", M_STRING,
-     .doc = "Instead of names, dtypes, shapes and sizes. With transport nccl `last` is the list of "
-            "the last update by the group that was committed; 400 if there was none since the "
-            "group was joined"},
-    {"partial", M_BOOL, .flags = M_QUERY, .def = "false"},
-    {"convert", M_BOOL, .flags = M_QUERY, .def = "false"},
-    {"chunk_id", M_STRING, .flags = M_QUERY, .max = 128},
-    {"shm", M_OBJECT | M_ARRAY, .items = M_OBJECT, .of = shm_rows,
+    {"partial", M_BOOL, M_IN(struct update_request, partial),
+     M_GIVEN(struct update_request, partial_given), .flags = AT_START | M_QUERY, .def = "false"},
+    {"convert", M_BOOL, M_IN(struct update_request, convert),
+     M_GIVEN(struct update_request, convert_given), .flags = AT_START | M_QUERY, .def = "false"},
+    {"abort_requests", M_BOOL, M_IN(struct update_request, abort_requests), .def = "false",
+     .doc = "End every generation, with its tokens so far, after the request has been checked"},
+    {"placement", M_STRING, .flags = AT_START, M_IN(struct update_request, placement),
+     M_GIVEN(struct update_request, placement_given), .def = "replicated",
+     M_WORDS("replicated", "sharded"),
+     .doc = "`replicated`: each rank (GPU) must get the whole model. `sharded`: the ranks together "
+            "must; each rank gets the tensors that are addressed to it, whole tensors only, and a "
+            "request may have none for it. Set at the start of a session. A session of a dialect "
+            "that has a start becomes `sharded` with the first request that brings some ranks "
+            "other tensors. A server with `--placement sharded` keeps each tensor on the GPU that "
+            "owns it, whatever is sent here, and reports `sharded`; a tensor that does not come to "
+            "its owner stays where it came."},
+    {"trainer_rank", M_INT, M_IN(struct update_request, trainer_rank),
+     M_GIVEN(struct update_request, trainer_rank_given), .flags = M_QUERY, .min = 0,
+     .max = UPDATE_TRAINER_RANKS_MAX - 1,
+     .doc = "Which rank of the trainer sends this, in a session: the replies count what each has "
+            "brought (`senders`), and each numbers its chunks by itself. A tensor that another "
+            "rank has sent is compared with that: other bytes are a 422 (`manifest_mismatch`)"},
+    {"", M_ROWS_IN(selector_rows, struct update_request, selector)},
+    {"shm", M_OBJECT | M_ARRAY, .flags = IS_SOURCE, .items = M_OBJECT, .of = shm_rows,
      .doc = "POSIX shared memory; one object for a packed bucket, or a list with one range for "
             "each tensor"},
-    {"path", M_STRING,
+    {"path", M_STRING, .flags = IS_SOURCE, M_IN(struct update_request, path),
      .doc = "A safetensors file, or a directory with model.safetensors or an index (400 if it has "
             "both, and the index does not name that file), beneath an --allow-path; links with a "
             "relative path that stay beneath it are followed, as in the cache of huggingface_hub. "
             "422 if its length, mtime or ctime changes while it is read; a writer through mmap may "
             "change bytes before either time does: only checksums detect that"},
-    {"ipc_handles", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = ipc_handle_rows,
-     .doc = "CUDA IPC handles of one packed bucket on each GPU, with its tensors back to back. The "
-            "length of the bucket is exactly that of its names, dtypes and shapes."},
-    {"ipc_handles_pickled", M_STRING, .flags = M_BASE64,
-     .doc = "CUDA IPC handles as torch trainers send them: a pickle (protocol 4 or 5) in base64, "
-            "which is read and never executed. A dict of GPU UUID to export is one packed bucket "
-            "on each GPU; one of uint8, without per_gpu, may be longer than the tensors of this "
-            "request. A list of such dicts has one handle for each tensor."},
-    {"tensor_sizes", M_ARRAY, .items = M_INT, .doc = "Bytes of each tensor, beside handles only"},
-    {"per_gpu", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = per_gpu_rows,
-     .doc =
-         "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
-         "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
-         "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
-         "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
-    {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = per_gpu_rows,
-     .doc =
-         "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
-         "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
-         "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
-         "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
-    {"buckets", M_ARRAY, .items = M_OBJECT, .min = 1, .max = 4096, .of = bucket_rows,
+    {"", M_ROWS_OF(handles_rows)},
+    {"buckets", M_ARRAY, .flags = IS_SOURCE, .items = M_OBJECT, .min = 1, .max = 4096,
+     .of = bucket_rows,
      .doc = "Several buckets in one request; the next is mapped while the one before is copied. "
             "The members that describe a bucket are then inside it, and not beside `buckets`. A "
             "rank gets each tensor from one bucket only. An element that is null is skipped."},
-    {"serialized_named_tensors", M_ARRAY, .items = M_STRING, .min = 1, .max = 64, .flags = M_BASE64,
+    {"serialized_named_tensors", M_ARRAY, .items = M_STRING, .min = 1, .max = 64,
+     .flags = IS_SOURCE | M_BASE64,
      .doc = "CUDA tensors as SGLang's trainers send them, one string for each rank that the "
             "trainer assumes for this server: a pickle (protocol 4 or 5) in base64, which is read "
             "and never executed. It is a list of (name, tensor), where a tensor may be in a "
@@ -169,75 +218,57 @@ const struct member update_members[] = {
             "read it by peer copy. If some strings are empty, a GPU without a string of its own "
             "gets no tensors. Strings for GPUs that are not of this server are parsed, and their "
             "memory is not opened. Tensors in host memory are refused."},
-    {"serialized_format", M_STRING, M_WORDS("direct", "flattened_bucket"),
+    {"serialized_format", M_STRING, M_IN(struct update_request, format),
+     M_WORDS("direct", "flattened_bucket"),
      .doc = "Beside serialized_named_tensors, for SGLang upstreams, which require it. The embedded "
             "engine detects the form from the pickles"},
-    {"placement", M_STRING, .def = "replicated", M_WORDS("replicated", "sharded"),
-     .doc = "`replicated`: each rank (GPU) must get the whole model. `sharded`: the ranks together "
-            "must; each rank gets the tensors that are addressed to it, whole tensors only, and a "
-            "request may have none for it. Set at the start of a session. A session of a dialect "
-            "that has a start becomes `sharded` with the first request that brings some ranks "
-            "other tensors. A server with `--placement sharded` keeps each tensor on the GPU that "
-            "owns it, whatever is sent here, and reports `sharded`; a tensor that does not come to "
-            "its owner stays where it came."},
-    {"transport", M_STRING, M_WORDS("nccl"), .doc = "The group broadcasts the tensors"},
-    {"expected_digest", M_STRING, .min = 64, .max = 64,
-     .doc = "With nccl: the plan's SHA-256 as `plans` returns it; a different digest is a 409 "
-            "before anything is received"},
-    {"bucket_nbytes", M_INT, .min = 1,
-     .doc = "With nccl and packed: vLLM's bound of a broadcast, without sizes"},
-    {"packed_buffer_size_bytes", M_INT, .min = 1, .doc = "Another name of bucket_nbytes"},
-    {"group_name", M_STRING,
-     .doc = "With nccl: 409 unless a group with this name was joined; default: the group joined "
-            "last. In front of SGLang the name of a group that was joined without one is "
-            "weight_update_group"},
-    {"abort_requests", M_BOOL, .def = "false",
-     .doc = "End every generation, with its tokens so far, after the request has been checked"},
-    {"selector", M_STRING, M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
-    {"trainer_rank", M_INT, .flags = M_QUERY, .min = 0, .max = 255,
-     .doc = "Which rank of the trainer sends this, in a session: the replies count what each has "
-            "brought (`senders`), and each numbers its chunks by itself. A tensor that another "
-            "rank has sent is compared with that: other bytes are a 422 (`manifest_mismatch`)"},
+    {"", M_ROWS_OF(broadcast_rows)},
     {0},
 };
 
-const struct member update_verify_members[] = {
-    {"update_id", M_STRING, .flags = M_REQUIRED},
-    {"checksums", M_MAP, .items = M_STRING, .doc = "name -> 32 hex digits"},
+/* The end of a session that requests do not name. */
+const struct member update_end_rows[] = {
+    {"weight_version", M_STRING, M_IN(struct update_end_request, label),
+     .check = label_or_none_check, .min = 1, .max = VERSION_LABEL_MAX,
+     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
+            "which marks updates that have not ended"},
+    {"checksums", M_MAP, M_IN(struct update_end_request, checksums), .items = M_STRING,
+     .doc = "name -> 32 hex digits"},
     {0},
 };
 
 const struct member update_finish_members[] = {
-    {"update_id", M_STRING, .flags = M_REQUIRED},
-    {"weight_version", M_STRING, .min = 1, .max = 256,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended"},
-    {"checksums", M_MAP, .items = M_STRING, .doc = "name -> 32 hex digits"},
+    {"update_id", M_STRING, M_IN(struct update_end_request, update_id), .check = update_id_check,
+     .flags = M_REQUIRED},
+    {"", M_ROWS_WITH(update_end_rows)},
+    {0},
+};
+
+const struct member update_verify_members[] = {
+    {"update_id", M_STRING, M_IN(struct update_end_request, update_id), .check = update_id_check,
+     .flags = M_REQUIRED},
+    {"checksums", M_MAP, M_IN(struct update_end_request, checksums), .items = M_STRING,
+     .doc = "name -> 32 hex digits"},
     {0},
 };
 
 const struct member update_abort_members[] = {
-    {"update_id", M_STRING, .flags = M_REQUIRED},
-    {"reason", .type = M_STRING},
+    {"update_id", M_STRING, M_IN(struct update_end_request, update_id), .check = update_id_check,
+     .flags = M_REQUIRED},
+    {"reason", M_STRING, M_IN(struct update_end_request, reason), .def = "aborted by its owner"},
     {0},
 };
 
 const struct member update_renew_members[] = {
-    {"update_id", M_STRING, .flags = M_REQUIRED},
-    {"lease_s", M_INT, .min = 1, .max = 3600, .doc = "default: the session's own"},
+    {"update_id", M_STRING, M_IN(struct update_end_request, update_id), .check = update_id_check,
+     .flags = M_REQUIRED},
+    {"lease_s", M_INT, M_IN(struct update_end_request, lease_s), .min = 1,
+     .max = UPDATE_LEASE_S_MAX, .doc = "default: the session's own"},
     {0},
 };
 
 const struct member tensor_list_members[] = {
-    {"names", M_ARRAY, .items = M_STRING, .flags = M_REQUIRED},
-    {"dtypes", M_ARRAY, .items = M_STRING},
-    {"dtype_names", M_ARRAY, .items = M_STRING},
-    {"shapes", M_ARRAY, .items = M_INTS, .flags = M_REQUIRED},
-    {"sizes", M_ARRAY, .items = M_INT | M_NULL},
+    {"", M_ROWS_OF(tensor_list_rows)},
     {"convert", M_BOOL, .def = "false"},
     {0},
 };
@@ -249,35 +280,40 @@ const struct member preflight_members[] = {
 };
 
 const struct member transfer_init_members[] = {
-    {"transport", M_STRING, .flags = M_REQUIRED, M_WORDS("nccl", "ipc")},
-    {"world_size", M_INT, .min = 2, .max = 128,
+    {"transport", M_STRING, M_IN(struct transfer_request, transport),
+     .check = group_transport_check, .flags = M_REQUIRED, M_WORDS("nccl", "ipc")},
+    {"world_size", M_INT, M_IN(struct transfer_request, world_size), .min = 2,
+     .max = FLEET_WORLD_SIZE_MAX,
      .doc = "The number of all ranks, with the trainer's; required for nccl"},
-    {"rank_offset", M_INT, .min = 1, .def = "1", .doc = "Rank of this server's first GPU"},
-    {"nccl_unique_id", M_STRING, .min = 172, .max = 172, .flags = M_BASE64},
-    {"master_address", M_STRING, .max = 255},
-    {"master_port", M_INT, .min = 1, .max = 65535},
-    {"group_name", M_STRING, .min = 1, .max = 256},
-    {"timeout_s", M_INT, .min = 1, .max = 86400,
+    {"rank_offset", M_INT, M_IN(struct transfer_request, rank_offset),
+     M_GIVEN(struct transfer_request, rank_offset_given), .min = 1, .max = FLEET_WORLD_SIZE_MAX - 1,
+     .def = "1", .doc = "Rank of this server's first GPU"},
+    {"nccl_unique_id", M_STRING, M_IN(struct transfer_request, id), .min = 172, .max = 172,
+     .flags = M_BASE64},
+    {"master_address", M_STRING, M_IN(struct transfer_request, host), .max = 255},
+    {"master_port", M_INT, M_IN(struct transfer_request, port), .min = 1, .max = 65535},
+    {"group_name", M_STRING, M_IN(struct transfer_request, group_name), .min = 1, .max = 256},
+    {"timeout_s", M_INT, M_IN(struct transfer_request, timeout_s), .min = 1, .max = 86400,
      .doc = "Limit of the join; default: --join-timeout. With group_name it limits each of three "
             "steps: the count in the store, the wait for the trainer's first collective (default: "
             "a day), and NCCL's own init"},
-    {"warm_up", M_BOOL,
+    {"warm_up", M_BOOL, M_IN(struct transfer_request, warm_up),
+     M_GIVEN(struct transfer_request, warm_up_given),
      .doc = "Whether an all-reduce of one float32 follows the init. Default: that of the form, "
             "true without group_name"},
-    {"packed", M_BOOL, .def = "false",
-     .doc = "Default for updates by this group; ignored with ipc"},
-    {"bucket_nbytes", M_INT, .min = 1, .doc = "With packed: default for updates by this group"},
-    {"packed_buffer_size_bytes", M_INT, .min = 1, .doc = "Another name of bucket_nbytes"},
-    {"packed_num_buffers", M_INT, .min = 1,
+    {"", M_ROWS_IN(packing_rows, struct transfer_request, packing)},
+    {"packed_num_buffers", M_INT, M_IN(struct transfer_request, n_buffers), .min = 1,
      .doc = "Forwarded to vLLM upstreams; ignored by the embedded engine"},
     {0},
 };
 
 const struct member update_zmq_members[] = {
-    {"zmq_handles", M_MAP, .items = M_STRING, .flags = M_REQUIRED,
-     .doc = "The trainer's socket for each GPU, by its UUID"},
-    {"weight_version", M_STRING, .min = 1, .max = 256, .doc = "The trainer's own name"},
-    {"timeout_ms", M_INT, .doc = "Of each message of the trainer"},
+    {"zmq_handles", M_MAP, M_IN(struct zmq_request, handles), .items = M_STRING,
+     .flags = M_REQUIRED, .doc = "The trainer's socket for each GPU, by its UUID"},
+    {"weight_version", M_STRING, M_IN(struct zmq_request, label), .check = label_check, .min = 1,
+     .max = VERSION_LABEL_MAX, .doc = "The trainer's own name"},
+    {"timeout_ms", M_INT, M_IN(struct zmq_request, timeout_ms), .min = 1, .max = 86400000,
+     .doc = "Of each message of the trainer"},
     {0},
 };
 

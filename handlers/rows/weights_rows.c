@@ -3,7 +3,9 @@
 #include "handlers/data_plane.h"
 #include "handlers/rows/rows.h"
 #include "handlers/rows/weights_request.h"
+#include "handlers/update_members.h"
 #include "weights/store/leases.h"
+#include "weights/store/store.h"
 #include "weights/tensor_list.h"
 
 const struct member weights_list_query[] = {
@@ -25,11 +27,13 @@ const struct member weights_diff_query[] = {
 };
 
 const struct member weights_label_members[] = {
-    {"weight_version", M_STRING, .min = 1, .max = 256, .flags = M_REQUIRED,
+    {"weight_version", M_STRING, M_IN(struct label_req, label), .check = label_check, .min = 1,
+     .max = VERSION_LABEL_MAX, .flags = M_REQUIRED,
      .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
             "which marks updates that have not ended"},
-    {"if_serial", M_INT, .min = 1, .doc = "409 unless the served version has this serial"},
-    {"abort_requests", M_BOOL, .def = "false",
+    {"if_serial", M_INT, M_IN(struct label_req, if_serial), .min = 1,
+     .doc = "409 unless the served version has this serial"},
+    {"abort_requests", M_BOOL, M_IN(struct label_req, abort_requests), .def = "false",
      .doc = "End every generation, with its tokens so far"},
     {0},
 };

@@ -5,6 +5,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/rows/rows.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/tensor_list_json.h"
 #include "memory/device.h"
@@ -96,18 +97,13 @@ static int read_list(struct ipc_bucket_json *p, const char *key, const json_t *o
  * are never applied to any GPU's bytes; members that would be applied to them are refused. */
 static int check_per_gpu_members(const struct ipc_bucket_json *p, struct err *e)
 {
-    static const char *const refused[] = {"plan_id", "checksums", "tensor_sizes"};
     char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, handles_rows, OF_ONE_LIST, p->object, p->at);
 
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        if (body_given(p->object, refused[i]) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "%s/%s", p->at, refused[i]);
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is for one list of tensors, but %s has one for each GPU", refused[i],
-                       p->per_gpu);
-    }
-    return 0;
+    return name == NULL ? 0
+                        : err_set(e, ERR_BAD_REQUEST, field,
+                                  "%s is for one list of tensors, but %s has one for each GPU",
+                                  name, p->per_gpu);
 }
 
 static int read_per_gpu(struct ipc_bucket_json *p, const json_t *object, struct err *e)
@@ -173,14 +169,11 @@ static int read_bucket(struct ipc_bucket_json *p, struct ipc_bucket *b, struct e
 static int check_outer_members(const json_t *body, struct err *e)
 {
     char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, bucket_rows, 0, body, "");
 
-    for (const struct member *m = bucket_rows; m->name != NULL; m++) {
-        if (body_given(body, m->name) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", m->name);
-        return err_set(e, ERR_BAD_REQUEST, field, "with buckets, send %s in each of them", m->name);
-    }
-    return 0;
+    return name == NULL
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, field, "with buckets, send %s in each of them", name);
 }
 
 /* A bucket that is null is skipped: those after it keep their places. */

@@ -4,6 +4,8 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/source/source_json.h"
 #include "memory/device.h"
@@ -44,34 +46,15 @@ static void request_fini(struct request *q)
 /* Refuses members that describe tensors: the pickles contain their names, dtypes and shapes. */
 static int check_excluded_members(const json_t *body, struct err *e)
 {
-    static const char *const members[] = {"names",        "dtypes",  "dtype_names",    "shapes",
-                                          "sizes",        "packed",  "checksums",      "plan_id",
-                                          "tensor_sizes", "per_gpu", "metadata_by_gpu"};
     char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, update_members, OF_LIST, body, "");
 
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        if (body_given(body, members[i]) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", members[i]);
-        return err_set(
-            e, ERR_BAD_REQUEST, field,
-            "serialized_named_tensors describe their own tensors; %s is for other sources",
-            members[i]);
-    }
-    return 0;
-}
-
-/* The format is visible in the pickles; the member exists for servers that need it. */
-static int check_format(const json_t *body, struct err *e)
-{
-    const char *format = "direct";
-
-    if (body_str(&format, body, "", "serialized_format", e) != 0)
-        return -1;
-    if (strcmp(format, "direct") == 0 || strcmp(format, "flattened_bucket") == 0)
-        return 0;
-    return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
-                   "serialized_format '%.32s' is not one of direct, flattened_bucket", format);
+    return name == NULL
+               ? 0
+               : err_set(
+                     e, ERR_BAD_REQUEST, field,
+                     "serialized_named_tensors describe their own tensors; %s is for other sources",
+                     name);
 }
 
 static int read_strings(struct request *q, const json_t *list, struct err *e)
@@ -100,7 +83,7 @@ static int request_read(struct request *q, const struct app_weights *weights, co
     size_t n;
 
     *q = (struct request){.weights = weights};
-    if (check_excluded_members(body, e) != 0 || check_format(body, e) != 0 ||
+    if (check_excluded_members(body, e) != 0 ||
         body_array(&list, body, "", "serialized_named_tensors", e) != 0)
         return -1;
     n = json_array_size(list);

@@ -6,6 +6,7 @@
 #include "handlers/body.h"
 #include "handlers/packing_json.h"
 #include "handlers/route.h"
+#include "handlers/rows/rows.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/nccl/packed_chunks.h"
@@ -15,17 +16,15 @@
 
 /* The members of a request. */
 struct nccl_req {
-    struct packing_params packed;
+    struct broadcast_request r;
     bool has_sizes;
-    const char *digest; /* borrowed, as the next; NULL: not given */
-    const char *group_name;
 };
 
 /* Members that the request does not have are those of the request that joined the group.
  * @inherited  set if that makes a difference */
 static void packing_inherit(struct nccl_req *req, const struct nccl_packing *group, bool *inherited)
 {
-    struct packing_params *p = &req->packed;
+    struct packing_request *p = &req->r.packing;
 
     *inherited = !p->packed_given;
     if (!p->packed_given)
@@ -33,35 +32,25 @@ static void packing_inherit(struct nccl_req *req, const struct nccl_packing *gro
     if (!p->packed || p->bucket_nbytes != 0 || (p->packed_given && req->has_sizes))
         return;
     p->bucket_nbytes = group->bucket_nbytes;
-    p->bucket_field = "/sizes";
+    p->field = "/sizes";
     *inherited = true;
 }
 
 static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
 {
-    const char *transport = NULL;
-
-    if (body_str(&transport, body, "", "transport", e) != 0)
-        return -1;
-    if (strcmp(transport, "nccl") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/transport",
-                       "transport '%.32s' is not nccl; other sources have their own members: shm, "
-                       "path, ipc_handles",
-                       transport);
     req->has_sizes = body_given(body, "sizes") != NULL;
-    if (packing_parse(&req->packed, body, e) != 0 ||
-        body_str(&req->group_name, body, "", "group_name", e) != 0)
+    if (member_read(&req->r, broadcast_rows, body, "", e) != 0)
         return -1;
-    return body_str(&req->digest, body, "", "expected_digest", e);
+    return packing_settle(&req->r.packing, e);
 }
 
 static int nccl_validate(const struct nccl_req *req, struct err *e)
 {
-    const struct packing_params *p = &req->packed;
+    const struct packing_request *p = &req->r.packing;
 
-    if (req->digest != NULL &&
-        (strlen(req->digest) != TENSOR_LIST_DIGEST_LEN ||
-         strspn(req->digest, "0123456789abcdefABCDEF") != TENSOR_LIST_DIGEST_LEN))
+    if (req->r.digest != NULL &&
+        (strlen(req->r.digest) != TENSOR_LIST_DIGEST_LEN ||
+         strspn(req->r.digest, "0123456789abcdefABCDEF") != TENSOR_LIST_DIGEST_LEN))
         return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "expected a digest of %d hex digits",
                        TENSOR_LIST_DIGEST_LEN);
     if (p->packed && !p->packed_given && req->has_sizes)
@@ -71,26 +60,26 @@ static int nccl_validate(const struct nccl_req *req, struct err *e)
     if (p->bucket_nbytes == 0)
         return 0;
     if (!p->packed)
-        return err_set(e, ERR_BAD_REQUEST, p->bucket_field,
+        return err_set(e, ERR_BAD_REQUEST, p->field,
                        "%s is for packed broadcasts: send \"packed\": true, or leave it out for "
                        "one broadcast of each tensor",
-                       p->bucket_field + 1);
+                       p->field + 1);
     if (req->has_sizes)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "packed with sizes is one broadcast, with %s many: send one of them",
-                       p->bucket_field + 1);
+                       p->field + 1);
     return 0;
 }
 
 static int check_digest(const struct nccl_req *req, const struct tensor_list *tensor_list,
                         struct err *e)
 {
-    if (req->digest == NULL || strcasecmp(req->digest, tensor_list->digest) == 0)
+    if (req->r.digest == NULL || strcasecmp(req->r.digest, tensor_list->digest) == 0)
         return 0;
     return err_set(e, ERR_PRECONDITION, "/expected_digest",
                    "the trainer's tensor list has digest %s, but the received names, dtypes and "
                    "shapes have %s: nothing is received",
-                   req->digest, tensor_list->digest);
+                   req->r.digest, tensor_list->digest);
 }
 
 static int split_chunks(struct packed_chunks *out, const struct nccl_req *req,
@@ -98,12 +87,12 @@ static int split_chunks(struct packed_chunks *out, const struct nccl_req *req,
 {
     uint64_t bucket_nbytes = PACKED_BUCKET_NBYTES_DEFAULT;
 
-    if (!req->packed.packed)
+    if (!req->r.packing.packed)
         return packed_chunks_each(out, tensor_list, e);
     if (req->has_sizes)
         bucket_nbytes = UINT64_MAX;
-    else if (req->packed.bucket_nbytes != 0)
-        bucket_nbytes = req->packed.bucket_nbytes;
+    else if (req->r.packing.bucket_nbytes != 0)
+        bucket_nbytes = req->r.packing.bucket_nbytes;
     return packed_chunks_init(out, tensor_list, bucket_nbytes, "", e);
 }
 
@@ -116,7 +105,7 @@ static int find_list(struct tensor_list **out, const struct nccl_req *req,
 
     if (plan_id != NULL && strcmp(plan_id, TENSOR_LIST_ID_LAST) == 0 &&
         body_given(body, "names") == NULL)
-        return weight_transfer_list(weights->transfer, out, req->group_name, e);
+        return weight_transfer_list(weights->transfer, out, req->r.group_name, e);
     return tensor_list_resolve(out, weights, body, text, "", false, e);
 }
 
@@ -140,7 +129,8 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
         split_chunks(&chunks, &req, c->tensor_list, e) != 0)
         return -1;
     return weight_transfer_source(weights->transfer, &c->source, c->tensor_list, &chunks,
-                                  req.group_name, inherited ? &group : NULL, req.digest != NULL, e);
+                                  req.r.group_name, inherited ? &group : NULL, req.r.digest != NULL,
+                                  e);
 }
 
 bool route_accepts_nccl(const struct http_request *x)

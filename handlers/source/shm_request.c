@@ -11,13 +11,7 @@ static int read_range(struct shm_range *out, const json_t *object, const char *a
 {
     if (!json_is_object(object))
         return err_set(e, ERR_BAD_REQUEST, at, "a range is an object {name, offset, nbytes}");
-    if (body_only(object, at, shm_rows, e) != 0 || body_required(object, at, "name", e) != 0 ||
-        body_str(&out->name, object, at, "name", e) != 0 ||
-        body_u64(&out->offset, object, at, "offset", 0, INT64_MAX, e) != 0 ||
-        body_required(object, at, "nbytes", e) != 0 ||
-        body_u64(&out->nbytes, object, at, "nbytes", 0, INT64_MAX, e) != 0)
-        return -1;
-    return 0;
+    return member_read_only(out, shm_rows, object, at, e);
 }
 
 static int read_ranges(struct shm_range *ranges, const json_t *list, struct err *e)

@@ -13,7 +13,6 @@
 
 #include <stdio.h>
 
-
 static bool is_given(const json_t *body, const char *member)
 {
     const json_t *value = json_object_get(body, member);

@@ -8,7 +8,6 @@
 #include "weights/update/list_cache.h"
 #include "weights/update/update.h"
 
-
 /* @tensor_list  one reference; replaced by one to an equal list if that is cached */
 static int register_list(const struct app_weights *weights, struct http_request *x,
                          struct tensor_list **tensor_list, bool convert, struct err *e)

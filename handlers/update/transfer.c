@@ -7,6 +7,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/packing_json.h"
 #include "handlers/reply.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/transfer_json.h"
 #include "handlers/update/update_session.h"
 
@@ -15,12 +16,10 @@
 #include <string.h>
 
 enum {
-    TIMEOUT_S_MAX = 86400,
     FIRST_COLLECTIVE_S =
         86400 /* in a torch group the first collective is the trainer's first update; until then
                  only the store shows whether the trainer is alive */
 };
-
 
 /* A request to be answered when the join or the leave is done. */
 struct join_waiter {
@@ -42,31 +41,26 @@ static struct join_waiter *join_waiter_new(struct weight_transfer *t, struct htt
 }
 
 struct init_req {
-    uint32_t world_size, rank_offset;
+    struct transfer_request r;
     enum nccl_form form;
     uint8_t id[NCCL_ID_NBYTES];
-    const char *host, *group_name; /* borrowed from the body */
-    uint16_t port;
-    bool warm_up;
-    struct nccl_packing packing;
     uint64_t timeout_us, first_collective_us;
 };
 
-static int parse_id(struct init_req *req, const char *text, const json_t *body, struct err *e)
+static int parse_id(struct init_req *req, struct err *e)
 {
-    static const char *const others[] = {"master_address", "master_port", "group_name"};
-    char field[32];
+    const struct transfer_request *r = &req->r;
+    const char *other = r->host != NULL         ? "/master_address"
+                        : r->port != 0          ? "/master_port"
+                        : r->group_name != NULL ? "/group_name"
+                                                : NULL;
 
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        if (body_given(body, others[i]) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", others[i]);
-        return err_set(e, ERR_BAD_REQUEST, field,
+    if (other != NULL)
+        return err_set(e, ERR_BAD_REQUEST, other,
                        "%s is for finding an id, and nccl_unique_id was sent too: send one of them",
-                       others[i]);
-    }
+                       other + 1);
     req->form = NCCL_FORM_ID;
-    return nccl_id_from_base64(req->id, text, strlen(text), "/nccl_unique_id", e);
+    return nccl_id_from_base64(req->id, r->id, strlen(r->id), "/nccl_unique_id", e);
 }
 
 static int check_name(const char *text, size_t len_max, const char *field, struct err *e)
@@ -83,40 +77,22 @@ static int check_name(const char *text, size_t len_max, const char *field, struc
     return 0;
 }
 
-static int parse_store(struct init_req *req, const json_t *body, struct err *e)
+static int check_store(struct init_req *req, struct err *e)
 {
-    uint64_t port = 0;
+    const struct transfer_request *r = &req->r;
 
-    if (body_str(&req->host, body, "", "master_address", e) != 0 ||
-        body_u64(&port, body, "", "master_port", 1, UINT16_MAX, e) != 0 ||
-        body_str(&req->group_name, body, "", "group_name", e) != 0)
-        return -1;
-    if (req->host == NULL && port == 0)
+    if (r->host == NULL && r->port == 0)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "the group's id, or the place to find it, is required: nccl_unique_id, or "
                        "master_address and master_port");
-    if (req->host == NULL || port == 0)
-        return err_set(e, ERR_BAD_REQUEST, req->host == NULL ? "/master_address" : "/master_port",
+    if (r->host == NULL || r->port == 0)
+        return err_set(e, ERR_BAD_REQUEST, r->host == NULL ? "/master_address" : "/master_port",
                        "master_address and master_port are required together");
-    if (check_name(req->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
-        (req->group_name != NULL &&
-         check_name(req->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
+    if (check_name(r->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
+        (r->group_name != NULL &&
+         check_name(r->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
         return -1;
-    req->port = (uint16_t)port;
-    req->form = req->group_name != NULL ? NCCL_FORM_TORCH : NCCL_FORM_STORE;
-    return 0;
-}
-
-static int parse_transport(const json_t *body, struct err *e)
-{
-    const char *transport = NULL;
-
-    if (body_required(body, "", "transport", e) != 0 ||
-        body_str(&transport, body, "", "transport", e) != 0)
-        return -1;
-    if (strcmp(transport, "nccl") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/transport",
-                       "transport '%.32s' is not nccl or ipc; the others need no group", transport);
+    req->form = r->group_name != NULL ? NCCL_FORM_TORCH : NCCL_FORM_STORE;
     return 0;
 }
 
@@ -130,52 +106,41 @@ static bool is_ipc(const json_t *body)
 
 static int check_ipc_members(const json_t *body, struct err *e)
 {
+    const char *names[MEMBER_NAMES_MAX], **name = names;
     bool packed = false; /* ignored: visible in the handles */
     char field[32];
 
-    for (const struct member *m = transfer_init_members; m->name != NULL; m++) {
-        if (strcmp(m->name, "transport") == 0 || strcmp(m->name, "packed") == 0 ||
-            body_given(body, m->name) == NULL)
+    member_names(names, transfer_init_members, 0);
+    for (; *name != NULL; name++) {
+        if (strcmp(*name, "transport") == 0 || strcmp(*name, "packed") == 0 ||
+            body_given(body, *name) == NULL)
             continue;
-        (void)snprintf(field, sizeof field, "/%s", m->name);
+        (void)snprintf(field, sizeof field, "/%s", *name);
         return err_set(e, ERR_BAD_REQUEST, field, "%s is for a group, and transport ipc has none",
-                       m->name);
+                       *name);
     }
     return body_bool(&packed, body, "", "packed", e);
-}
-
-static int parse_time(struct init_req *req, const json_t *body, uint64_t default_us, struct err *e)
-{
-    uint64_t timeout_s = 0;
-
-    if (body_u64(&timeout_s, body, "", "timeout_s", 1, TIMEOUT_S_MAX, e) != 0)
-        return -1;
-    req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : default_us;
-    req->first_collective_us = timeout_s > 0 ? req->timeout_us
-                                             : (uint64_t)FIRST_COLLECTIVE_S * 1000000;
-    return 0;
 }
 
 static int init_parse(struct init_req *req, uint64_t join_timeout_us, const json_t *body,
                       struct err *e)
 {
-    const char *id = NULL;
-    uint64_t world_size = 0, rank_offset = 1;
-    struct packing_params packing;
+    struct transfer_request *r = &req->r;
 
-    if (parse_transport(body, e) != 0 || body_required(body, "", "world_size", e) != 0 ||
-        body_u64(&world_size, body, "", "world_size", 2, NCCL_WORLD_MAX, e) != 0 ||
-        body_u64(&rank_offset, body, "", "rank_offset", 1, NCCL_WORLD_MAX - 1, e) != 0 ||
-        body_str(&id, body, "", "nccl_unique_id", e) != 0 ||
-        (id != NULL ? parse_id(req, id, body, e) : parse_store(req, body, e)) != 0 ||
-        parse_time(req, body, join_timeout_us, e) != 0 ||
-        packing_parse_join(&packing, body, e) != 0)
+    if (member_read(r, transfer_init_members, body, "", e) != 0 ||
+        body_required(body, "", "world_size", e) != 0 ||
+        (r->id != NULL ? parse_id(req, e) : check_store(req, e)) != 0 ||
+        packing_settle_join(&r->packing, e) != 0)
         return -1;
-    req->packing = (struct nccl_packing){packing.packed, packing.bucket_nbytes};
-    req->world_size = (uint32_t)world_size;
-    req->rank_offset = (uint32_t)rank_offset;
-    req->warm_up = req->form != NCCL_FORM_TORCH;
-    return body_bool(&req->warm_up, body, "", "warm_up", e);
+    if (r->world_size > NCCL_WORLD_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/world_size", "world_size is %u, expected 2 to %d",
+                       (unsigned)r->world_size, NCCL_WORLD_MAX);
+    req->timeout_us = r->timeout_s > 0 ? (uint64_t)r->timeout_s * 1000000 : join_timeout_us;
+    req->first_collective_us = r->timeout_s > 0 ? req->timeout_us
+                                                : (uint64_t)FIRST_COLLECTIVE_S * 1000000;
+    if (!r->warm_up_given)
+        r->warm_up = req->form != NCCL_FORM_TORCH;
+    return 0;
 }
 
 /* A server without GPUs counts as one rank. */
@@ -185,13 +150,13 @@ static int init_validate(const struct init_req *req, const struct weight_transfe
     uint32_t n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
     const struct cidr_list *allow = cfg->allow;
 
-    if (n_ranks >= req->world_size || req->rank_offset > req->world_size - n_ranks)
+    if (n_ranks >= req->r.world_size || req->r.rank_offset > req->r.world_size - n_ranks)
         return err_set(e, ERR_BAD_REQUEST,
-                       n_ranks >= req->world_size ? "/world_size" : "/rank_offset",
+                       n_ranks >= req->r.world_size ? "/world_size" : "/rank_offset",
                        "this server is ranks %u to %u, and a world of %u has ranks 0 to %u, of "
                        "which 0 is the trainer",
-                       (unsigned)req->rank_offset, (unsigned)(req->rank_offset + n_ranks - 1),
-                       (unsigned)req->world_size, (unsigned)(req->world_size - 1));
+                       (unsigned)req->r.rank_offset, (unsigned)(req->r.rank_offset + n_ranks - 1),
+                       (unsigned)req->r.world_size, (unsigned)(req->r.world_size - 1));
     if (req->form == NCCL_FORM_ID && allow->n > 0)
         return nccl_id_allow(req->id, cidr_list_match, allow, "/nccl_unique_id", e);
     return 0;
@@ -212,14 +177,15 @@ static int start_join(struct weight_transfer *t, const struct init_req *req, str
                       struct err *e)
 {
     struct join_waiter *w = join_waiter_new(t, x, e);
+    struct nccl_packing packing = {req->r.packing.packed, req->r.packing.bucket_nbytes};
     struct nccl_join_cfg invitation = {
-        .group = {.world_size = req->world_size,
-                  .rank_offset = req->rank_offset,
-                  .warm_up = req->warm_up},
+        .group = {.world_size = req->r.world_size,
+                  .rank_offset = req->r.rank_offset,
+                  .warm_up = req->r.warm_up},
         .form = req->form,
-        .host = req->host,
-        .port = req->port,
-        .group_name = req->group_name,
+        .host = req->r.host,
+        .port = (uint16_t)req->r.port,
+        .group_name = req->r.group_name,
         .timeout_us = req->timeout_us,
         .first_collective_us = req->first_collective_us,
         .ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE,
@@ -231,7 +197,7 @@ static int start_join(struct weight_transfer *t, const struct init_req *req, str
     if (w == NULL)
         return -1;
     memcpy(invitation.id, req->id, sizeof invitation.id);
-    if (weight_transfer_join(t, &invitation, &req->packing, e) == 0)
+    if (weight_transfer_join(t, &invitation, &packing, e) == 0)
         return 0;
     free(w);
     return -1;

@@ -8,6 +8,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
@@ -24,7 +25,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
 
 /* The missing tensors of a whole update (new), or NULL. */
 static json_t *missing_json(const struct update_chunk *c, const struct err *e)
@@ -132,20 +132,14 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
 /* Members that describe handles need handles. */
 static int check_no_ipc_members(const json_t *body, struct err *e)
 {
-    static const char *const members[] = {"per_gpu", "metadata_by_gpu"};
-    char field[32];
+    char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, update_members, WITH_HANDLES, body, "");
+    bool sizes = name != NULL && strcmp(name, "tensor_sizes") == 0;
 
-    if (body_given(body, "tensor_sizes") != NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/tensor_sizes",
-                       "tensor_sizes are for ipc_handles and ipc_handles_pickled; send sizes");
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        if (body_given(body, members[i]) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", members[i]);
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is for ipc_handles and ipc_handles_pickled; send names", members[i]);
-    }
-    return 0;
+    return name == NULL ? 0
+                        : err_set(e, ERR_BAD_REQUEST, field,
+                                  "%s %s for ipc_handles and ipc_handles_pickled; send %s", name,
+                                  sizes ? "are" : "is", sizes ? "sizes" : "names");
 }
 
 /* In a session, its placement counts, not the request's. */
@@ -164,25 +158,20 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
 /* Members that describe broadcasts need transport nccl. */
 static int check_no_nccl_members(const json_t *body, struct err *e)
 {
-    static const char *const members[] = {"expected_digest", "bucket_nbytes",
-                                          "packed_buffer_size_bytes", "group_name"};
-    char field[32];
+    char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, update_members, WITH_GROUP, body, "");
 
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        if (body_given(body, members[i]) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", members[i]);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nccl", members[i]);
-    }
-    return 0;
+    return name == NULL ? 0
+                        : err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nccl", name);
 }
 
-static int open_source(struct app *app, struct update_chunk *c, const json_t *body,
-                       const struct body_columns *text, struct err *e)
+/* @path  of the request, or NULL */
+static int open_source(struct app *app, struct update_chunk *c, const char *path,
+                       const json_t *body, const struct body_columns *text, struct err *e)
 {
-    const char *path = NULL, *source;
+    const char *source;
 
-    if (body_str(&path, body, "", "path", e) != 0 || update_source_of(&source, body, e) != 0)
+    if (update_source_of(&source, body, e) != 0)
         return -1;
     if (strcmp(source, "transport") == 0)
         return check_no_ipc_members(body, e) != 0 ? -1
@@ -228,7 +217,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
 {
     const struct route *route = x->route;
     char id[UPDATE_ID_MAX + 1] = "";
-    struct update_params w = {0};
+    struct update_request w = {0};
     struct update_chunk *c;
 
     if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
@@ -239,7 +228,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     if (c == NULL)
         return -1;
     update_params_apply(c, &w, x);
-    if (open_source(app, c, body, text, e) != 0 ||
+    if (open_source(app, c, w.path, body, text, e) != 0 ||
         (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
          request_session_start(c->update_id, app, x, e) != 0)) {
         update_chunk_free(c);
@@ -267,7 +256,7 @@ static int use_stream_header(struct update_chunk *c, struct safetensors *head, s
 /* The body's head has been read; the worker will read its tensors directly into staging. */
 static int update_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
-    struct update_params w = {0};
+    struct update_request w = {0};
     struct safetensors head = {0};
     struct update_chunk *c;
     int rc;

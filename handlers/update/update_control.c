@@ -7,6 +7,8 @@
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/rows.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
 #include "handlers/update_json.h"
@@ -21,23 +23,16 @@ enum { REASON_MAX = 200 };
 
 static int start_parse(struct update_start *req, const json_t *body, struct err *e)
 {
-    const char *label = NULL, *selector = NULL;
-    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT, trainer_ranks = 0;
+    struct update_start_request r = {0};
 
-    if (body_str(&label, body, "", "weight_version", e) != 0 ||
-        body_bool(&req->partial, body, "", "partial", e) != 0 ||
-        body_bool(&req->convert, body, "", "convert", e) != 0 ||
-        placement_from_body(&req->sharded, body, e) != 0 ||
-        selector_from_body(&selector, body, e) != 0 ||
-        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0 ||
-        body_u64(&trainer_ranks, body, "", "trainer_ranks", 1, UPDATE_TRAINER_RANKS_MAX, e) != 0)
+    if (member_read(&r, update_start_members, body, "", e) != 0)
         return -1;
-    if (label != NULL && label_check(label, "/weight_version", e) != 0)
-        return -1;
-    if (label != NULL)
-        (void)snprintf(req->label, sizeof req->label, "%s", label);
-    req->lease_s = (uint32_t)lease_s;
-    req->trainer_ranks = (uint32_t)trainer_ranks;
+    (void)snprintf(req->label, sizeof req->label, "%s", r.label != NULL ? r.label : "");
+    req->partial = r.partial;
+    req->convert = r.convert;
+    req->sharded = r.placement == PLACEMENT_SHARDED;
+    req->lease_s = r.lease_s;
+    req->trainer_ranks = r.trainer_ranks;
     return 0;
 }
 
@@ -184,18 +179,16 @@ void request_session_abort(struct app *app, bool begun, const char *why)
         (void)updates_abort(app->weights->updates, info.id, why, &info, &ignored);
 }
 
-/* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
-static int checksums_parse(struct update_checksum **out, uint32_t *n, const json_t *body,
+/* @out malloc'ed, names borrowed from the body. @object  {name: hex}, or NULL */
+static int checksums_parse(struct update_checksum **out, uint32_t *n, const json_t *object,
                            struct err *e)
 {
-    const json_t *object = NULL, *value;
+    const json_t *value;
     struct update_checksum *sums;
     const char *name;
     char field[ERR_FIELD_MAX];
     uint32_t i = 0;
 
-    if (body_object(&object, body, "", "checksums", e) != 0)
-        return -1;
     if (object == NULL || json_object_size(object) == 0)
         return 0;
     sums = calloc(json_object_size(object), sizeof *sums);
@@ -222,32 +215,28 @@ static int checksums_parse(struct update_checksum **out, uint32_t *n, const json
 static int finish_update(struct app *app, struct http_request *x, const json_t *body, bool commit,
                          struct err *e)
 {
+    const struct member *rows = commit ? update_finish_members : update_verify_members;
+    struct update_end_request r = {.label = ""};
     struct update_checksum *sums = NULL;
     struct update_requester *asker = NULL;
-    const struct route *route = x->route;
-    const char *id = NULL, *label = "";
     char open[UPDATE_ID_MAX + 1] = "";
     uint32_t n_sums = 0;
     int rc;
 
-    if (request_session_find(open, app, route, e) != 0)
+    if (request_session_find(open, app, x->route, e) != 0 ||
+        member_read(&r, open[0] != '\0' ? update_end_rows : rows, body, "", e) != 0)
         return -1;
     if (open[0] != '\0')
-        id = open;
-    if ((id == NULL && update_id_parse(&id, body, e) != 0) ||
-        body_str(&label, body, "", "weight_version", e) != 0)
-        return -1;
-    if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
-        return -1;
+        r.update_id = open;
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        checksums_parse(&sums, &n_sums, body, e) != 0)
+        checksums_parse(&sums, &n_sums, r.checksums, e) != 0)
         return -1;
     rc = update_requester_new(&asker, app, x, NULL, e);
     if (rc == 0)
-        rc = commit ? updates_finish(app->weights->updates, id, label, sums, n_sums,
+        rc = commit ? updates_finish(app->weights->updates, r.update_id, r.label, sums, n_sums,
                                      update_reply_done, asker, e)
-                    : updates_verify(app->weights->updates, id, sums, n_sums, update_reply_done,
-                                     asker, e);
+                    : updates_verify(app->weights->updates, r.update_id, sums, n_sums,
+                                     update_reply_done, asker, e);
     if (rc != 0)
         update_requester_free(asker);
     free(sums);
@@ -279,25 +268,23 @@ int handle_update_verify(struct app *app, struct http_request *x, struct err *e)
 static int abort_update(struct app *app, const json_t *body, struct update_info *info,
                         struct err *e)
 {
-    const char *id = NULL, *reason = "aborted by its owner";
+    struct update_end_request r = {0};
     char text[REASON_MAX + 1];
 
-    if (update_id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
+    if (member_read(&r, update_abort_members, body, "", e) != 0)
         return -1;
-    (void)snprintf(text, sizeof text, "%.*s", utf8_cut(reason, REASON_MAX), reason);
-    return updates_abort(app->weights->updates, id, text, info, e);
+    (void)snprintf(text, sizeof text, "%.*s", utf8_cut(r.reason, REASON_MAX), r.reason);
+    return updates_abort(app->weights->updates, r.update_id, text, info, e);
 }
 
 static int renew_update(struct app *app, const json_t *body, struct update_info *info,
                         struct err *e)
 {
-    const char *id = NULL;
-    uint64_t lease_s = 0;
+    struct update_end_request r = {0};
 
-    if (update_id_parse(&id, body, e) != 0 ||
-        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
-        return -1;
-    return updates_renew(app->weights->updates, id, (uint32_t)lease_s, info, e);
+    return member_read(&r, update_renew_members, body, "", e) != 0
+               ? -1
+               : updates_renew(app->weights->updates, r.update_id, r.lease_s, info, e);
 }
 
 /* Runs an immediate action on the session that the body names, and replies with its state. */

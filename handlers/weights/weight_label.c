@@ -25,7 +25,7 @@ static int set_label(json_t **reply, struct app *app, const json_t *body, struct
     struct label_req req = {0};
     uint64_t serial;
 
-    if (label_parse(&req, body, e) != 0 ||
+    if (member_read(&req, weights_label_members, body, "", e) != 0 ||
         store_set_label(app->weights->store, req.label, req.if_serial, &serial, e) != 0)
         return -1;
     if (req.abort_requests)

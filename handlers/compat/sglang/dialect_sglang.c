@@ -3,13 +3,13 @@
 
 #include "handlers/body.h"
 #include "handlers/reply.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/update_members.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { PORT_DIGITS_MAX = 5 };
-
 
 /* Some trainers send the port as a string of digits. The native route refuses any other string. */
 static int port_to_number(json_t *body, struct err *e)
@@ -220,10 +220,11 @@ const struct dialect_member sglang_checker_pairs[] = {
 
 int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    const char *selector = NULL, *action;
+    struct selector_request selector = {0};
+    const char *action;
 
     (void)x;
-    if (selector_from_body(&selector, *body, e) != 0 ||
+    if (member_read(&selector, selector_rows, *body, "", e) != 0 ||
         dialect_select_members(body, *body, sglang_checker_pairs, e) != 0)
         return -1;
     if (json_object_get(*body, "action") == NULL &&
@@ -254,10 +255,10 @@ int sglang_checker_response(json_t **reply, const struct http_request *x)
  * because nothing is served until a whole update is committed. Noise is never served. */
 int sglang_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    const char *selector = NULL;
+    struct selector_request selector = {0};
 
     (void)x;
-    if (selector_from_body(&selector, *body, e) != 0)
+    if (member_read(&selector, selector_rows, *body, "", e) != 0)
         return -1;
     (void)json_object_clear(*body);
     if (dialect_set(*body, "level", json_integer(2), e) != 0)

@@ -83,11 +83,8 @@ static struct {
     atomic_uint_fast64_t heartbeat_us;
 } fake;
 
-static int fake_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
-                     struct err *e)
+static void fake_stats(struct engine *en, struct engine_stats *out)
 {
-    (void)deadline_us;
-    (void)e;
     (void)en;
     mtx_lock(&fake.lock);
     while (fake.stuck) {
@@ -98,7 +95,6 @@ static int fake_stats(struct engine *en, uint64_t deadline_us, struct engine_sta
     fake.waiting = false;
     mtx_unlock(&fake.lock);
     *out = (struct engine_stats){.heartbeat_us = atomic_load(&fake.heartbeat_us)};
-    return 0;
 }
 
 static void stick(bool stuck)

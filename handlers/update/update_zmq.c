@@ -1,17 +1,22 @@
 /* The request of an update over sockets: its addresses, and the address for each rank. */
-#include "handlers/update/zmq_request.h"
+#include "handlers/update/update_zmq.h"
 
 #include "base/clock.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
-#include "control/zmq_threads.h"
+#include "control/zmq_updates.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/rows/update_request.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/source/gpu_match.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/update/update_requester.h"
-#include "handlers/update/zmq_session.h"
+#include "handlers/update/zmq_update.h"
 #include "handlers/update_members.h"
 #include "memory/device.h"
 
@@ -22,7 +27,7 @@
 
 #define FIELD "/zmq_handles"
 
-enum { KEY_SHOWN = 64, TIMEOUT_MS_MAX = 86400000 };
+enum { KEY_SHOWN = 64 };
 
 /* The GPUs that the request names. @set  zeroed; receives their UUIDs, no handles */
 static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err *e)
@@ -85,7 +90,7 @@ static const char *address_of(const json_t *handles, const char *uuid)
     return NULL;
 }
 
-static int add_port(struct zmq_session *p, const char *uuid, const json_t *handles, uint32_t *port,
+static int add_port(struct zmq_update *p, const char *uuid, const json_t *handles, uint32_t *port,
                     struct err *e)
 {
     for (*port = 0; *port < p->n_ports; ++*port)
@@ -100,7 +105,7 @@ static int add_port(struct zmq_session *p, const char *uuid, const json_t *handl
 }
 
 /* Assigns a socket to each rank. Sockets of other GPUs are for other servers. */
-static int match_ports(struct zmq_session *p, const struct ipc_handles *set, const json_t *handles,
+static int match_ports(struct zmq_update *p, const struct ipc_handles *set, const json_t *handles,
                        struct err *e)
 {
     const struct app_weights *weights = p->app->weights;
@@ -121,31 +126,24 @@ static int match_ports(struct zmq_session *p, const struct ipc_handles *set, con
     return 0;
 }
 
-static int zmq_session_parse(struct zmq_session *p, const json_t *body, struct err *e)
+static int zmq_update_parse(struct zmq_update *p, const json_t *body, struct err *e)
 {
-    const json_t *handles = NULL;
     struct ipc_handles set = {0};
-    const char *label = NULL;
-    uint64_t timeout_ms = 0;
+    struct zmq_request r = {0};
 
-    if (body_required(body, "", "zmq_handles", e) != 0 ||
-        body_object(&handles, body, "", "zmq_handles", e) != 0 ||
-        body_str(&label, body, "", "weight_version", e) != 0 ||
-        body_u64(&timeout_ms, body, "", "timeout_ms", 1, TIMEOUT_MS_MAX, e) != 0 ||
-        (label != NULL && label_check(label, "/weight_version", e) != 0) ||
-        read_gpus(&set, handles, e) != 0)
+    if (member_read(&r, update_zmq_members, body, "", e) != 0 || read_gpus(&set, r.handles, e) != 0)
         return -1;
     if (p->app->weights->n_devices == 0)
         return refuse_no_gpu(p->app->weights, &set, e);
-    (void)snprintf(p->label, sizeof p->label, "%s", label != NULL ? label : "");
-    p->deadline_us = timeout_ms > 0 ? clock_after_us(timeout_ms * 1000) : CLOCK_NEVER;
-    return match_ports(p, &set, handles, e);
+    (void)snprintf(p->label, sizeof p->label, "%s", r.label != NULL ? r.label : "");
+    p->deadline_us = r.timeout_ms > 0 ? clock_after_us(r.timeout_ms * 1000) : CLOCK_NEVER;
+    return match_ports(p, &set, r.handles, e);
 }
 
-static int zmq_session_new(struct zmq_session **out, struct app *app, struct http_request *x,
-                           struct err *e)
+static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_request *x,
+                          struct err *e)
 {
-    struct zmq_session *p = calloc(1, sizeof *p);
+    struct zmq_update *p = calloc(1, sizeof *p);
     json_t *body = NULL;
     int rc;
 
@@ -156,14 +154,14 @@ static int zmq_session_new(struct zmq_session **out, struct app *app, struct htt
     cnd_init(&p->result.done_cnd);
     rc = body_parse(&body, x, x->route, e);
     if (rc == 0)
-        rc = zmq_session_parse(p, body, e);
+        rc = zmq_update_parse(p, body, e);
     json_decref(body);
     if (rc == 0)
         rc = update_requester_new(&p->asker, app, x, NULL, e);
     if (rc == 0)
         p->actor = x->actor;
     if (rc != 0) {
-        zmq_session_free(p);
+        zmq_update_free(p);
         return -1;
     }
     *out = p;
@@ -172,15 +170,15 @@ static int zmq_session_new(struct zmq_session **out, struct app *app, struct htt
 
 int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 {
-    struct zmq_session *p;
+    struct zmq_update *p;
 
-    if (zmq_session_new(&p, app, x, e) != 0)
+    if (zmq_update_new(&p, app, x, e) != 0)
         return -1;
     p->pool = app->weights->zmq;
-    p->job = (struct job){.run = zmq_session_run, .arg = p};
-    if (zmq_threads_post(p->pool, &p->job, e) == 0)
+    p->job = (struct job){.run = zmq_update_run, .arg = p};
+    if (zmq_updates_post(p->pool, &p->job, e) == 0)
         return 0;
-    zmq_session_free(p);
+    zmq_update_free(p);
     return -1;
 }
 
