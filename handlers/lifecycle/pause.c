@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ABORT_IDS_MAX = 65536, REQUEST_ID_LEN_MAX = 256 };
+enum { REQUEST_ID_LEN_MAX = 256 };
 
 /* A pause request that waits for its acknowledgement. */
 struct pending_pause {

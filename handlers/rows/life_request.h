@@ -42,8 +42,10 @@ struct reset_cache_request {
     bool running, external;
 };
 
+enum { ABORT_IDS_MAX = 65536 };
+
 struct abort_request {
-    const json_t *ids; /* borrowed: an array; NULL: all requests */
+    const json_t *ids; /* borrowed: an array, which is not checked; NULL: all requests */
     bool all;
 };
 

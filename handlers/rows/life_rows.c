@@ -98,7 +98,8 @@ const struct member reset_cache_members[] = {
 };
 
 const struct member abort_requests_members[] = {
-    {"request_ids", M_ARRAY, .items = M_STRING, M_IN(struct abort_request, ids), .max = 65536,
+    {"request_ids", M_ARRAY, .items = M_STRING, M_IN(struct abort_request, ids),
+     .max = ABORT_IDS_MAX,
      .doc = "The request_id of a request, or vLLM's id for it: cmpl-ID and cmpl-ID-I (prompt I of "
             "it), chatcmpl-ID, generate-tokens-ID"},
     {"all", M_BOOL, M_IN(struct abort_request, all), .doc = "true instead of request_ids"},

@@ -19,6 +19,8 @@ struct weights_diff_request {
 
 enum weights_check_action { CHECK_SUMS, CHECK_COMPARE, CHECK_SNAPSHOT };
 
+enum { CHECK_SKIP_MAX = 1024 };
+
 struct weights_check_request {
     int action;             /* of enum weights_check_action */
     const json_t *baseline; /* NULL: that of the snapshot */

@@ -43,7 +43,7 @@ const struct member weights_check_members[] = {
      M_WORDS("checksum", "compare", "snapshot")},
     {"baseline", M_MAP, .items = M_STRING, M_IN(struct weights_check_request, baseline),
      .doc = "With compare; default: the snapshot that action snapshot took in this process"},
-    {"skip", M_ARRAY, .items = M_STRING, .max = 1024,
+    {"skip", M_ARRAY, .items = M_STRING, .max = CHECK_SKIP_MAX,
      .doc = "Tensors with one of these in their name are left out; 400 if that is all"},
     {"must_match", M_BOOL, M_IN(struct weights_check_request, must_match), .def = "false",
      .doc = "With compare: a difference is a 422 manifest_mismatch"},

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
+enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE };
 
 static json_t *snapshot; /* owned: sums by name; NULL: no snapshot yet; guarded by check_running */
 static atomic_flag check_running = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
@@ -177,9 +177,9 @@ static int skip_parse(const json_t **out, const json_t *body, struct err *e)
 
     if (skip == NULL)
         return 0;
-    if (!json_is_array(skip) || json_array_size(skip) > SKIP_MAX)
+    if (!json_is_array(skip) || json_array_size(skip) > CHECK_SKIP_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/skip", "skip is not an array of at most %d strings",
-                       SKIP_MAX);
+                       CHECK_SKIP_MAX);
     json_array_foreach(skip, i, part)
     {
         if (!json_is_string(part))

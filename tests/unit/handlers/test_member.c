@@ -1,0 +1,231 @@
+/* Reading requests by rows: each kind of value, in a body and in the query, and that the rows of
+ * all routes fit the fields that they name. */
+#include "handlers/rows/member.h"
+
+#include "handlers/route.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct inner {
+    int64_t offset;
+};
+
+struct request {
+    const char *name, *mode;
+    int order;
+    bool fast, order_given;
+    uint32_t few;
+    uint64_t many;
+    double ratio;
+    const json_t *list;
+    struct inner inner;
+};
+
+static int check_name(const char *text, const char *field, struct err *e)
+{
+    return text[0] != '\0' ? 0 : err_set(e, ERR_BAD_REQUEST, field, "it is empty");
+}
+
+static const struct member inner_rows[] = {
+    {"offset", M_INT, M_IN(struct inner, offset)},
+    {0},
+};
+
+static const struct member rows[] = {
+    {"name", M_STRING, M_IN(struct request, name), .flags = M_QUERY | M_REQUIRED,
+     .check = check_name},
+    {"mode", M_STRING, M_IN(struct request, mode), .flags = M_QUERY, M_WORDS("a", "b")},
+    {"order", M_STRING, M_IN(struct request, order), M_GIVEN(struct request, order_given),
+     .flags = M_QUERY, M_WORDS("up", "down"), .def = "down"},
+    {"fast", M_BOOL, M_IN(struct request, fast), .flags = M_QUERY, .def = "true"},
+    {"few", M_INT, M_IN(struct request, few), .flags = M_QUERY, .min = 1, .max = 9},
+    {"many", M_INT, M_IN(struct request, many), .flags = M_QUERY, .def = "100"},
+    {"ratio", M_NUMBER, M_IN(struct request, ratio), .flags = M_ABOVE, .max = 1, .def = "0.5"},
+    {"list", M_ARRAY, M_IN(struct request, list)},
+    {"", M_ROWS_IN(inner_rows, struct request, inner)},
+    {.name = "ignored"},
+    {0},
+};
+
+static void expect(int rc, const struct err *e, const char *field, const char *words)
+{
+    assert_int_equal(rc, field != NULL ? -1 : 0);
+    assert_int_equal(e->code, field != NULL ? ERR_BAD_REQUEST : ERR_NONE);
+    assert_string_equal(e->field, field != NULL ? field : "");
+    if (words != NULL && strstr(e->msg, words) == NULL)
+        fail_msg("'%s' is not in: %s", words, e->msg);
+}
+
+static void test_member_defaults(void **state)
+{
+    struct request r = {.few = 7, .mode = "as before"};
+    json_t *body = json_pack("{s:s, s:n}", "name", "x", "few");
+    struct err e = {0};
+
+    (void)state;
+    expect(member_read_only(&r, rows, body, "", &e), &e, NULL, NULL);
+    assert_string_equal(r.name, "x");
+    assert_string_equal(r.mode, "as before");
+    assert_int_equal(r.order, 1);
+    assert_true(r.fast && !r.order_given);
+    assert_int_equal(r.few, 7);
+    assert_int_equal(r.many, 100);
+    assert_true(r.ratio > 0.49 && r.ratio < 0.51);
+    assert_null(r.list);
+    json_decref(body);
+}
+
+static void test_member_values(void **state)
+{
+    struct request r = {0};
+    json_t *body = json_pack("{s:s, s:s, s:s, s:b, s:i, s:I, s:f, s:[i], s:I, s:s}", "name", "x",
+                             "mode", "b", "order", "up", "fast", 0, "few", 9, "many",
+                             (json_int_t)INT64_MAX, "ratio", 1.0, "list", 5, "offset",
+                             (json_int_t)INT64_MIN, "ignored", "it is");
+    struct err e = {0};
+
+    (void)state;
+    expect(member_read_only(&r, rows, body, "", &e), &e, NULL, NULL);
+    assert_string_equal(r.mode, "b");
+    assert_int_equal(r.order, 0);
+    assert_true(r.order_given && !r.fast);
+    assert_int_equal(r.few, 9);
+    assert_true(r.many == INT64_MAX && r.ratio > 0.99);
+    assert_int_equal(json_array_size(r.list), 1);
+    assert_true(r.inner.offset == INT64_MIN);
+    json_decref(body);
+}
+
+static void test_member_refusals(void **state)
+{
+    static const struct {
+        const char *body, *field, *words;
+    } cases[] = {
+        {"{}", "/at/name", "it is required"},
+        {"{'name':null}", "/at/name", "it is required"},
+        {"{'name':''}", "/at/name", "it is empty"},
+        {"{'name':5}", "/at/name", "expected a string"},
+        {"{'name':'x','mode':'c'}", "/at/mode", "mode 'c' is not one of a, b"},
+        {"{'name':'x','order':'a'}", "/at/order", "not one of up, down"},
+        {"{'name':'x','fast':1}", "/at/fast", "expected a boolean"},
+        {"{'name':'x','few':0}", "/at/few", "expected 1 to 9"},
+        {"{'name':'x','few':10}", "/at/few", "expected 1 to 9"},
+        {"{'name':'x','many':-1}", "/at/many", "expected 0 to"},
+        {"{'name':'x','ratio':0}", "/at/ratio", "above 0"},
+        {"{'name':'x','ratio':1.5}", "/at/ratio", "to 1"},
+        {"{'name':'x','list':{}}", "/at/list", "expected an array"},
+        {"{'name':'x','offset':'y'}", "/at/offset", "expected an integer"},
+        {"{'name':'x','nam':'y'}", "/at/nam", "did you mean 'name'"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[64] = "";
+        struct request r = {0};
+        struct err e = {0};
+        json_t *body;
+
+        for (size_t k = 0; cases[i].body[k] != '\0'; k++)
+            text[k] = cases[i].body[k] == '\'' ? '"' : cases[i].body[k];
+        body = json_loads(text, 0, NULL);
+        assert_non_null(body);
+        expect(member_read_only(&r, rows, body, "/at", &e), &e, cases[i].field, cases[i].words);
+        json_decref(body);
+    }
+}
+
+static void test_member_query(void **state)
+{
+    static const struct {
+        const char *member, *value, *field, *words;
+    } cases[] = {
+        {"mode", "a", NULL, NULL},
+        {"mode", "c", "/mode", "mode 'c' is not one of a, b"},
+        {"order", "up", NULL, NULL},
+        {"fast", "false", NULL, NULL},
+        {"fast", "yes", "/fast", "expected true or false"},
+        {"few", "9", NULL, NULL},
+        {"few", "10", "/few", "from 1 to 9"},
+        {"many", "x", "/many", "a whole number"},
+        {"name", "", "/name", "it is empty"},
+        {NULL, NULL, "/name", "name is missing in the query"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct http_request_param query[] = {
+            {(char *)(uintptr_t)cases[i].member, (char *)(uintptr_t)cases[i].value},
+            {(char *)(uintptr_t) "name", (char *)(uintptr_t) "x"}};
+        struct http_request x = {.query = query, .n_query = cases[i].member != NULL ? 2 : 0};
+        struct request r = {0};
+        struct err e = {0};
+
+        expect(member_read_query(&r, rows, &x, &e), &e, cases[i].field, cases[i].words);
+        if (cases[i].field != NULL)
+            continue;
+        assert_string_equal(r.name, "x");
+        assert_int_equal(r.fast, strcmp(cases[i].value, "false") != 0);
+        assert_int_equal(r.order_given, strcmp(cases[i].member, "order") == 0);
+        assert_int_equal(r.order, !r.order_given);
+        assert_int_equal(r.few, strcmp(cases[i].member, "few") == 0 ? 9 : 0);
+        assert_true(r.many == 100 && r.list == NULL);
+    }
+}
+
+static unsigned type_of(const struct member *m)
+{
+    static const unsigned of[] = {
+        [STORE_STR] = M_STRING, [STORE_TEXT] = M_STRING, [STORE_BOOL] = M_BOOL,
+        [STORE_U32] = M_INT,    [STORE_U64] = M_INT,     [STORE_I64] = M_INT,
+        [STORE_F64] = M_NUMBER, [STORE_WORD] = M_STRING,
+    };
+
+    return m->store < sizeof of / sizeof of[0] && of[m->store] != 0 ? of[m->store] : m->type;
+}
+
+static void check_rows(const struct member *table)
+{
+    for (const struct member *m = table; m != NULL && m->name != NULL; m++) {
+        bool known = m->def == NULL || m->words == NULL;
+
+        if ((m->type & M_ROWS) != 0) {
+            check_rows(m->of);
+            continue;
+        }
+        if (m->type != type_of(m))
+            fail_msg("%s: its field is of another type", m->name);
+        for (size_t i = 0; !known && m->words[i] != NULL; i++)
+            known = strcmp(m->words[i], m->def) == 0;
+        if (!known || (m->store == STORE_WORD && m->words == NULL))
+            fail_msg("%s: its words lack its default, or there are none", m->name);
+        if (m->max != 0 && m->max < m->min)
+            fail_msg("%s: its limits are crossed", m->name);
+    }
+}
+
+static void test_member_rows_of_routes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_routes; i++) {
+        check_rows(routes[i].members);
+        check_rows(routes[i].query);
+        check_rows(routes[i].translated_members);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_member_defaults),       cmocka_unit_test(test_member_values),
+        cmocka_unit_test(test_member_refusals),       cmocka_unit_test(test_member_query),
+        cmocka_unit_test(test_member_rows_of_routes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
