@@ -66,18 +66,10 @@ int group_transport_check(const char *text, const char *field, struct err *e)
 
 int update_source_of(const char **out, const json_t *body, struct err *e)
 {
-    const char *names[MEMBER_NAMES_MAX], *found = NULL;
-    char field[32] = "";
+    char field[ERR_FIELD_MAX];
+    const char *found = member_only_given(field, update_members, IS_SOURCE, body, "");
 
-    member_names(names, update_members, IS_SOURCE);
-    for (const char **name = names; *name != NULL; name++) {
-        if (body_given(body, *name) == NULL)
-            continue;
-        if (found != NULL)
-            (void)snprintf(field, sizeof field, "/%s", *name);
-        found = *name;
-    }
-    if (found == NULL || field[0] != '\0')
+    if (found == NULL)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
                        "buckets, serialized_named_tensors, transport: nccl, or a body of type "

@@ -6,7 +6,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
-#include "handlers/rows/lora_request.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/body.h"
@@ -17,43 +17,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Finds the one source that the body names; none or several are refused. @out  its row */
-static int source_of(const struct member **out, const json_t *body, struct err *e)
+/* Members that do not go with the source. Those of buckets are checked by ipc_from_body. */
+static int check_members(const char *source, const json_t *body, struct err *e)
 {
-    char field[32] = "";
+    bool handles = strncmp(source, "ipc_handles", 11) == 0 || strcmp(source, "buckets") == 0;
+    const struct {
+        unsigned group;
+        bool goes;
+        const char *why;
+    } groups[] = {
+        {WITH_HANDLES, handles, "it is for ipc_handles and ipc_handles_pickled"},
+        {WITH_GROUP, strcmp(source, "transport") == 0, "it is for transport: nccl"},
+        {OF_LIST, strcmp(source, "lora_path") != 0,
+         "the files of a directory describe their tensors"},
+    };
 
-    *out = NULL;
-    for (const struct member *m = lora_load_members; m->name != NULL; m++) {
-        if (m->source == 0 || body_given(body, m->name) == NULL)
-            continue;
-        if (*out != NULL)
-            (void)snprintf(field, sizeof field, "/%s", m->name);
-        *out = m;
-    }
-    if (*out != NULL && field[0] == '\0')
-        return 0;
-    return err_set(
-        e, ERR_BAD_REQUEST, field,
-        "exactly one source is needed: lora_path; shm, ipc_handles, "
-        "ipc_handles_pickled, buckets or transport: nccl, with adapter_config and names, "
-        "dtypes, shapes; or a body of type application/vnd.safetensors");
-}
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        char field[ERR_FIELD_MAX];
+        const char *name = member_given(field, lora_load_members, groups[i].group, body, "");
 
-/* Members of buckets are checked by ipc_from_body. */
-static int check_members(const struct member *source, const json_t *body, struct err *e)
-{
-    char field[32];
-
-    for (const struct member *m = lora_load_members; m->name != NULL; m++) {
-        if (m->goes_with == 0 || (m->goes_with & source->source) != 0 ||
-            body_given(body, m->name) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", m->name);
-        return err_set(
-            e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s", m->name, source->name,
-            m->goes_with == LORA_TENSORS ? "the files of a directory describe their tensors"
-            : m->goes_with == LORA_NCCL  ? "it is for transport: nccl"
-                                         : "it is for ipc_handles and ipc_handles_pickled");
+        if (!groups[i].goes && name != NULL)
+            return err_set(e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s", name, source,
+                           groups[i].why);
     }
     return 0;
 }
@@ -120,13 +105,13 @@ static int check_every_rank(const struct update_chunk *c, struct err *e)
 }
 
 /* An adapter is the same on every GPU, so it is never sharded. */
-static int open_tensors(struct lora_load *l, unsigned source, const json_t *body, struct err *e)
+static int open_tensors(struct lora_load *l, const char *source, const json_t *body, struct err *e)
 {
     if (chunk_new(l, e) != 0 || config_from_body(l, body, e) != 0)
         return -1;
-    if (source == LORA_SHM)
+    if (strcmp(source, "shm") == 0)
         return open_shm(l->chunk, body, e);
-    if (source == LORA_NCCL)
+    if (strcmp(source, "transport") == 0)
         return nccl_from_body(l->chunk, l->app->weights, body, NULL, e);
     return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e) == 0
                ? check_every_rank(l->chunk, e)
@@ -135,11 +120,19 @@ static int open_tensors(struct lora_load *l, unsigned source, const json_t *body
 
 int lora_open(struct lora_load *l, const json_t *body, struct err *e)
 {
-    const struct member *m;
+    char field[ERR_FIELD_MAX];
+    const char *source = member_only_given(field, lora_load_members, IS_SOURCE, body, "");
 
-    if (source_of(&m, body, e) != 0 || check_members(m, body, e) != 0)
+    if (source == NULL)
+        return err_set(
+            e, ERR_BAD_REQUEST, field,
+            "exactly one source is needed: lora_path; shm, ipc_handles, "
+            "ipc_handles_pickled, buckets or transport: nccl, with adapter_config and names, "
+            "dtypes, shapes; or a body of type application/vnd.safetensors");
+    if (check_members(source, body, e) != 0)
         return -1;
-    return m->source == LORA_PATH ? open_directory(l, e) : open_tensors(l, m->source, body, e);
+    return strcmp(source, "lora_path") == 0 ? open_directory(l, e)
+                                            : open_tensors(l, source, body, e);
 }
 
 /* The body is tensors, so the config is in the query. */

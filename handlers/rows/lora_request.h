@@ -13,17 +13,6 @@ struct lora_load_request {
     uint64_t if_revision, timeout_s;
 };
 
-/* Where the tensors of a load are, if not in its body. */
-enum lora_source {
-    LORA_PATH = 1,
-    LORA_SHM = 2,
-    LORA_HANDLES = 4,
-    LORA_BUCKETS = 8,
-    LORA_NCCL = 16,
-    LORA_GPUS = LORA_HANDLES | LORA_BUCKETS,
-    LORA_TENSORS = LORA_SHM | LORA_GPUS | LORA_NCCL
-};
-
 /* Other servers also number adapters; here the name is enough, and the number is ignored. */
 struct lora_unload_request {
     const char *name;

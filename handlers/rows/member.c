@@ -63,6 +63,23 @@ const char *member_given(char field[ERR_FIELD_MAX], const struct member *rows, u
     return *name;
 }
 
+const char *member_only_given(char field[ERR_FIELD_MAX], const struct member *rows, unsigned flags,
+                              const json_t *object, const char *at)
+{
+    const char *names[MEMBER_NAMES_MAX], *found = NULL;
+
+    field[0] = '\0';
+    member_names(names, rows, flags);
+    for (const char **name = names; *name != NULL; name++) {
+        if (body_given(object, *name) == NULL)
+            continue;
+        if (found != NULL)
+            (void)field_of_member(field, at, *name);
+        found = *name;
+    }
+    return field[0] == '\0' ? found : NULL;
+}
+
 /* @index  out: of the text in the words */
 static int check_word(int *index, const struct member *m, const char *text, const char *at,
                       struct err *e)

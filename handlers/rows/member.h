@@ -100,10 +100,6 @@ struct member {
     const struct member *of;  /* members of the object, or of each object of the array or map */
     /* A string's own rules; NULL: none. Errors: ERR_BAD_REQUEST at `field`. */
     int (*check)(const char *text, const char *field, struct err *e);
-    /* Of the sources of tensors, as bits: that which the member names; those that it is for, 0:
-     * any.
-     */
-    unsigned source, goes_with;
     const char *ours; /* in a table of a dialect: the place in the native request, such as
                          "names/0"; NULL: the same name, or none */
     const char *doc;
@@ -121,6 +117,12 @@ void member_names(const char *names[MEMBER_NAMES_MAX], const struct member *rows
  * @field  its JSON pointer, for an error; unchanged without one */
 const char *member_given(char field[ERR_FIELD_MAX], const struct member *rows, unsigned flags,
                          const json_t *object, const char *at);
+
+/* member_only_given - the only member that the object has, of the rows with `flags`; NULL: there is
+ * none, or several.
+ * @field  the JSON pointer of the last one, if there are several, else "" */
+const char *member_only_given(char field[ERR_FIELD_MAX], const struct member *rows, unsigned flags,
+                              const json_t *object, const char *at);
 
 /* member_read - read members of `object` into a struct, in the order of the rows: required
  * members, types, limits, words and `check`.

@@ -9,7 +9,7 @@ extern const struct member no_members[];      /* none */
 extern const struct member shm_rows[];        /* a range of shared memory */
 extern const struct member ipc_handle_rows[]; /* a CUDA IPC handle of one GPU */
 extern const struct member per_gpu_rows[];    /* the tensors of one GPU's bucket */
-extern const struct member tensor_list_rows[], handles_rows[];
+extern const struct member tensor_list_rows[], memory_rows[], handles_rows[];
 extern const struct member broadcast_rows[], packing_rows[];
 extern const struct member selector_rows[];
 extern const struct member update_end_rows[]; /* a finish of a session that requests do not name */

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Groups of members of an update (struct member.flags). */
+/* Groups of members of an update, or of a load of an adapter (struct member.flags). */
 enum {
     IS_SOURCE = M_OWN << 0,    /* names where the bytes are: exactly one is given */
     OF_LIST = M_OWN << 1,      /* describes tensors: not with pickles, which do so themselves */

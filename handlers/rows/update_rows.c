@@ -45,15 +45,8 @@ const struct member per_gpu_rows[] = {
     {0},
 };
 
-/* A list of tensors, and the handles of their memory: of a body, or of one of its buckets. */
-const struct member handles_rows[] = {
-    {"", M_ROWS_OF(tensor_list_rows)},
-    {"checksums", M_ARRAY, .flags = OF_LIST | OF_ONE_LIST, .items = M_STRING | M_NULL,
-     .doc = "32 hex digits each, see docs/protocol.md"},
-    {"plan_id", M_STRING, .flags = OF_LIST | OF_ONE_LIST,
-     .doc = "Instead of names, dtypes, shapes and sizes. With transport nccl `last` is the list of "
-            "the last update by the group that was committed; 400 if there was none since the "
-            "group was joined"},
+/* The handles of the memory of tensors. */
+const struct member memory_rows[] = {
     {"ipc_handles", M_MAP, .flags = IS_SOURCE, .items = M_OBJECT, .min = 1, .max = 64,
      .of = ipc_handle_rows,
      .doc = "CUDA IPC handles of one packed bucket on each GPU, with its tensors back to back. The "
@@ -79,6 +72,19 @@ const struct member handles_rows[] = {
          "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
          "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
          "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
+    {0},
+};
+
+/* A list of tensors, and the handles of their memory: of a body, or of one of its buckets. */
+const struct member handles_rows[] = {
+    {"", M_ROWS_OF(tensor_list_rows)},
+    {"checksums", M_ARRAY, .flags = OF_LIST | OF_ONE_LIST, .items = M_STRING | M_NULL,
+     .doc = "32 hex digits each, see docs/protocol.md"},
+    {"plan_id", M_STRING, .flags = OF_LIST | OF_ONE_LIST,
+     .doc = "Instead of names, dtypes, shapes and sizes. With transport nccl `last` is the list of "
+            "the last update by the group that was committed; 400 if there was none since the "
+            "group was joined"},
+    {"", M_ROWS_OF(memory_rows)},
     {0},
 };
 
