@@ -4,7 +4,9 @@
 #include "handlers/body.h"
 #include "handlers/body_scan.h"
 
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,7 +115,7 @@ static int store_text(void *where, const struct member *m, const char *text, con
         return -1;
     if (m->words != NULL && check_word(&index, m, text, at, e) != 0)
         return -1;
-    if (m->store == STORE_WORD)
+    if (m->store == STORE_INT)
         *(int *)where = index;
     else
         *(const char **)where = m->words != NULL ? m->words[index] : text;
@@ -138,11 +140,16 @@ static void store_default(void *where, const struct member *m)
     case STORE_I64:
         *(int64_t *)where = strtoll(m->def, NULL, 10);
         break;
+    case STORE_F32:
+        *(float *)where = strtof(m->def, NULL);
+        break;
     case STORE_F64:
         *(double *)where = strtod(m->def, NULL);
         break;
-    case STORE_WORD:
-        for (int i = 0; m->words[i] != NULL; i++)
+    case STORE_INT:
+        if (m->words == NULL)
+            *(int *)where = (int)strtol(m->def, NULL, 10);
+        for (int i = 0; m->words != NULL && m->words[i] != NULL; i++)
             if (strcmp(m->words[i], m->def) == 0)
                 *(int *)where = i;
         break;
@@ -159,25 +166,106 @@ static int64_t max_of(const struct member *m)
     return m->max != 0 ? m->max : INT64_MAX;
 }
 
+static int check_real(double v, const struct member *m, const char *at, struct err *e)
+{
+    bool above = (m->flags & M_ABOVE) != 0, limited = above || m->min != 0 || m->max != 0;
+    double min = (double)m->min, max = (double)max_of(m);
+    char field[ERR_FIELD_MAX];
+
+    if (!limited || ((above ? v > min : v >= min) && v <= max))
+        return 0;
+    (void)field_of_member(field, at, m->name);
+    if (!above)
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is %.9g; expected %g to %g", m->name, v, min,
+                       max);
+    if (m->max == 0)
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is %.9g; it must be a finite number above %g",
+                       m->name, v, min);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is %.9g; it must be above %g and at most %g",
+                   m->name, v, min, max);
+}
+
 static int read_f64(double *out, const struct member *m, const json_t *o, const char *at,
                     struct err *e)
 {
-    bool above = (m->flags & M_ABOVE) != 0;
+    double value = 0;
+
+    if (body_f64(&value, o, at, m->name, e) != 0 || check_real(value, m, at, e) != 0)
+        return -1;
+    *out = value;
+    return 0;
+}
+
+static int read_f32(float *out, const struct member *m, const json_t *o, const char *at,
+                    struct err *e)
+{
     char field[ERR_FIELD_MAX];
-    double value = *out;
+    double value = 0;
 
     if (body_f64(&value, o, at, m->name, e) != 0)
         return -1;
-    if (body_given(o, m->name) == NULL || (m->min == 0 && m->max == 0 && !above))
-        goto read;
-    if (value < (double)m->min || (above && !(value > (double)m->min)) ||
-        (m->max != 0 && value > (double)m->max))
+    if (!(fabs(value) <= (double)FLT_MAX))
         return err_set(e, ERR_BAD_REQUEST, field_of_member(field, at, m->name),
-                       "%s is %g, expected %s %" PRId64 " to %" PRId64, m->name, value,
-                       above ? "above" : "", m->min, m->max);
-read:
-    *out = value;
+                       "%g is out of range of a 32-bit float", value);
+    if (check_real(value, m, at, e) != 0)
+        return -1;
+    *out = (float)value;
     return 0;
+}
+
+static int read_int(int *out, const struct member *m, const json_t *o, const char *at,
+                    struct err *e)
+{
+    int64_t value = 0, max = max_of(m);
+
+    if (body_i64(&value, o, at, m->name, m->min, max < INT32_MAX ? max : INT32_MAX, e) != 0)
+        return -1;
+    *out = (int)value;
+    return 0;
+}
+
+static bool is_empty(const json_t *v)
+{
+    return json_is_string(v) ? json_string_length(v) == 0
+                             : !json_is_number(v) && !json_is_boolean(v) &&
+                                   json_object_size(v) + json_array_size(v) == 0;
+}
+
+static bool is_neutral(const json_t *v, const char *neutral)
+{
+    json_t *wanted = json_loads(neutral, JSON_DECODE_ANY, NULL), *each;
+    bool is = json_equal(wanted, v);
+    const char *name;
+
+    if (json_is_number(wanted) && json_is_number(v))
+        is = !(json_number_value(v) < json_number_value(wanted)) &&
+             !(json_number_value(v) > json_number_value(wanted));
+    if (json_is_object(wanted))
+        is = true;
+    json_object_foreach(wanted, name, each)
+    {
+        is = is && json_equal(each, json_object_get(v, name));
+    }
+    json_decref(wanted);
+    return is;
+}
+
+static int check_neutral(const json_t *v, const struct member *m, const char *at, struct err *e)
+{
+    bool empty = strcmp(m->neutral, "empty") == 0, none = strcmp(m->neutral, "null") == 0;
+    char field[ERR_FIELD_MAX], found[32];
+
+    if (empty ? is_empty(v) : is_neutral(v, m->neutral))
+        return 0;
+    (void)snprintf(found, sizeof found, "%s", body_type_name(v));
+    if (json_is_number(v))
+        (void)snprintf(found, sizeof found, "%.9g", json_number_value(v));
+    return err_set(e, ERR_BAD_REQUEST, field_of_member(field, at, m->name),
+                   "'%s' is not supported by this server: found %s, only null%s%s is accepted",
+                   m->name, found, none ? "" : " or ",
+                   none    ? ""
+                   : empty ? "an empty value"
+                           : m->neutral);
 }
 
 static int read_json(const json_t **out, const struct member *m, const json_t *o, const char *at,
@@ -200,7 +288,10 @@ static int read_value(void *where, const struct member *m, const json_t *o, cons
 
     switch (m->store) {
     case STORE_STR:
-    case STORE_WORD:
+        return body_str(&text, o, at, m->name, e) != 0 ? -1 : store_text(where, m, text, at, e);
+    case STORE_INT:
+        if (m->words == NULL)
+            return read_int(where, m, o, at, e);
         return body_str(&text, o, at, m->name, e) != 0 ? -1 : store_text(where, m, text, at, e);
     case STORE_TEXT:
         return body_text(&t->s, &t->len, o, at, m->name, e);
@@ -214,6 +305,8 @@ static int read_value(void *where, const struct member *m, const json_t *o, cons
     case STORE_I64:
         return body_i64(where, o, at, m->name, m->min == 0 && m->max == 0 ? INT64_MIN : m->min,
                         max_of(m), e);
+    case STORE_F32:
+        return read_f32(where, m, o, at, e);
     case STORE_F64:
         return read_f64(where, m, o, at, e);
     case STORE_JSON:
@@ -236,17 +329,24 @@ int member_read(void *out, const struct member *rows, const json_t *object, cons
 {
     for (const struct member *m = rows; m->name != NULL; m++) {
         void *where = (char *)out + m->at;
+        const json_t *v;
 
         if (m->store == STORE_ROWS && member_read(where, m->of, object, at, e) != 0)
             return -1;
         if ((m->type & M_ROWS) != 0)
             continue;
-        if ((m->flags & M_REQUIRED) != 0 && body_required(object, at, m->name, e) != 0)
-            return -1;
-        note_given(out, m, body_given(object, m->name) != NULL);
-        if (m->def != NULL && body_given(object, m->name) == NULL)
+        if (m->store == STORE_NOT && m->given == 0 && m->neutral == NULL &&
+            (m->flags & M_REQUIRED) == 0)
+            continue;
+        v = body_given(object, m->name);
+        if (v == NULL && (m->flags & M_REQUIRED) != 0)
+            return body_required(object, at, m->name, e);
+        note_given(out, m, v != NULL);
+        if (v == NULL && m->def != NULL)
             store_default(where, m);
-        if (read_value(where, m, object, at, e) != 0)
+        if (v != NULL && m->neutral != NULL && check_neutral(v, m, at, e) != 0)
+            return -1;
+        if (v != NULL && read_value(where, m, object, at, e) != 0)
             return -1;
     }
     return 0;
@@ -265,7 +365,7 @@ static int read_query(void *where, const struct member *m, const struct http_req
 
     switch (m->store) {
     case STORE_STR:
-    case STORE_WORD:
+    case STORE_INT: /* with words */
         return store_text(where, m, http_request_query(x, m->name), "", e);
     case STORE_BOOL:
         return query_bool(where, x, m->name, e);
@@ -279,6 +379,7 @@ static int read_query(void *where, const struct member *m, const struct http_req
         return query_u64(where, x, m->name, min, max, e);
     case STORE_TEXT:
     case STORE_I64:
+    case STORE_F32:
     case STORE_F64:
     case STORE_JSON:
     case STORE_NOT:

@@ -35,6 +35,7 @@ enum member_flags {
     M_ABOVE = 1 << 2,  /* the minimum itself is not allowed */
     M_BASE64 = 1 << 3, /* the string, or each string of the array */
     M_OPEN = 1 << 4,   /* members that are not in `of` are ignored */
+    M_EACH = 1 << 5,   /* or an array with a value for each prompt, as in SGLang */
     M_OWN = 1 << 8     /* this one and higher ones: groups of members, named beside their table */
 };
 
@@ -52,9 +53,10 @@ enum member_store {
     STORE_BOOL,
     STORE_U32,
     STORE_U64,
+    STORE_INT, /* the index in `words`, or an integer */
     STORE_I64,
+    STORE_F32,
     STORE_F64,
-    STORE_WORD, /* an int: the index in `words` */
     STORE_JSON, /* borrowed from the body */
     STORE_ROWS  /* M_ROWS_IN */
 };
@@ -69,9 +71,10 @@ enum member_store {
                       : STORE_BOOL, uint32_t                                                       \
                       : STORE_U32, uint64_t                                                        \
                       : STORE_U64, int64_t                                                         \
-                      : STORE_I64, double                                                          \
+                      : STORE_I64, float                                                           \
+                      : STORE_F32, double                                                          \
                       : STORE_F64, int                                                             \
-                      : STORE_WORD, const json_t *                                                 \
+                      : STORE_INT, const json_t *                                                  \
                       : STORE_JSON)
 /* The bool that becomes true if the member is given. */
 #define M_GIVEN(type, field) .given = offsetof(type, field) + 1
@@ -97,7 +100,11 @@ struct member {
                                  both 0: none */
     const char *def;          /* the default; NULL: none, or the text `doc` says it */
     const char *const *words; /* the strings that are allowed; NULL: any */
-    const struct member *of;  /* members of the object, or of each object of the array or map */
+    /* The only value, beside null, that is accepted: JSON text of a number, of false, or of an
+     * object whose members must be there; "null": none; "empty": "", [] and {}. NULL: others too.
+     */
+    const char *neutral;
+    const struct member *of; /* members of the object, or of each object of the array or map */
     /* A string's own rules; NULL: none. Errors: ERR_BAD_REQUEST at `field`. */
     int (*check)(const char *text, const char *field, struct err *e);
     const char *ours; /* in a table of a dialect: the place in the native request, such as
@@ -125,7 +132,7 @@ const char *member_only_given(char field[ERR_FIELD_MAX], const struct member *ro
                               const json_t *object, const char *at);
 
 /* member_read - read members of `object` into a struct, in the order of the rows: required
- * members, types, limits, words and `check`.
+ * members, types, limits, words, neutral values and `check`.
  * @out   the struct that the rows name; strings and JSON are borrowed from the object
  * @at    the object's JSON pointer: "" or "/sampling_params"
  * Errors: ERR_BAD_REQUEST at the member. */

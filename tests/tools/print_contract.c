@@ -2,8 +2,8 @@
  * check_contract.py, and for openapi/requests.json, of which tests/tools/openapi_json.py makes the
  * document. */
 #include "base/err.h"
-#include "handlers/rows/member.h"
 #include "handlers/route.h"
+#include "handlers/rows/member.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -108,15 +108,26 @@ static json_t *items_schema(const struct member *m)
     return items;
 }
 
+static json_t *description(const struct member *m)
+{
+    if (m->doc != NULL || m->neutral == NULL)
+        return m->doc != NULL ? json_string(m->doc) : NULL;
+    if (strcmp(m->neutral, "null") == 0)
+        return json_string("Accepted if null; any other value is a 400 that names it");
+    return json_sprintf("Accepted if null or %s; any other value is a 400 that names it",
+                        m->neutral);
+}
+
 static json_t *member_schema(const struct member *m, bool optional)
 {
-    bool listed = (m->type & M_ARRAY) != 0 || (m->type & M_MAP) != 0;
-    json_t *schema = m->type == M_OBJECT && m->of != NULL
+    unsigned type = m->type | ((m->flags & M_EACH) != 0 ? M_ARRAY : 0);
+    bool listed = (type & M_ARRAY) != 0 || (type & M_MAP) != 0;
+    json_t *schema = type == M_OBJECT && m->of != NULL
                          ? object_schema(m->of, 0, (m->flags & M_OPEN) == 0)
                          : json_object();
 
-    set_type(schema, m->type, optional);
-    if ((m->type & M_OBJECT) != 0 && m->type != M_OBJECT && m->of != NULL)
+    set_type(schema, type, optional);
+    if ((type & M_OBJECT) != 0 && type != M_OBJECT && m->of != NULL)
         (void)json_object_update_missing(schema, object_schema(m->of, 0, (m->flags & M_OPEN) == 0));
     set_limits(schema, m);
     if (listed && m->items != M_ANY)
@@ -127,8 +138,8 @@ static json_t *member_schema(const struct member *m, bool optional)
         set(schema, "contentEncoding", json_string("base64"));
     if (m->def != NULL)
         set(schema, "default", default_json(m));
-    if (m->doc != NULL)
-        set(schema, "description", json_string(m->doc));
+    if (m->doc != NULL || m->neutral != NULL)
+        set(schema, "description", description(m));
     return schema;
 }
 
