@@ -50,14 +50,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BATCH_LAYOUTS(X)                                                                           \
-    X(BATCH_LEFT_PADDED, "left_padded")                                                            \
-    X(BATCH_TIGHT, "tight")
-enum batch_layout {
-#define X(constant, name) constant,
-    BATCH_LAYOUTS(X)
-#undef X
-};
+enum batch_layout { BATCH_LEFT_PADDED, BATCH_TIGHT };
 
 enum {
     BATCH_FORMAT = 1, /* "format" of the metadata: raised when a reader must change */
@@ -82,16 +75,13 @@ struct batch_step {
 
 /* How a batch is laid out: members of a request. */
 struct batch_options {
-    enum batch_layout layout;
+    int layout;                 /* enum batch_layout */
     uint32_t sequence_multiple; /* >= 1 */
     uint32_t pad_token_id;
     struct batch_step
         *steps; /* owned; [n_prompts] of the request; NULL: the prompts are not steps */
     uint32_t n_prompts;
 };
-
-/* batch_options_members - members of a request that batch_options_parse reads. */
-#define BATCH_OPTIONS_MEMBERS "layout", "sequence_multiple", "pad_token_id", "steps"
 
 /* batch_options_parse - read the members of `body`; those that are missing get their defaults:
  * left_padded, 1, 0, no steps.

@@ -1,6 +1,7 @@
 /* What describes a batch: its versions, and the members of "baton.rollouts". */
 #include "handlers/batch/batch_priv.h"
 #include "handlers/reply.h"
+#include "handlers/rows/rows.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -99,25 +100,15 @@ static json_t *trajectory_ids_json(const struct batch *b)
     return list;
 }
 
-static const char *layout_name(enum batch_layout layout)
-{
-    static const char *const names[] = {
-#define X(constant, name) [constant] = name,
-        BATCH_LAYOUTS(X)
-#undef X
-    };
-
-    return names[layout];
-}
-
 static json_t *shape_json(const struct batch *b, const struct batch_widths *w)
 {
     const struct batch_options *o = b->options;
 
     return json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I}", "format", BATCH_FORMAT, "layout",
-                     layout_name(o->layout), "sequence_multiple", (json_int_t)o->sequence_multiple,
-                     "pad_token_id", (json_int_t)o->pad_token_id, "n_rows", (json_int_t)b->n_rows,
-                     "width", (json_int_t)w->total, "response_width", (json_int_t)w->response);
+                     member_find(batch_rows, "layout", 0)->words[o->layout], "sequence_multiple",
+                     (json_int_t)o->sequence_multiple, "pad_token_id", (json_int_t)o->pad_token_id,
+                     "n_rows", (json_int_t)b->n_rows, "width", (json_int_t)w->total,
+                     "response_width", (json_int_t)w->response);
 }
 
 json_t *batch_metadata_text(json_t *members)

@@ -1,6 +1,7 @@
 /* The members of a request that say how its batch is laid out. */
 #include "handlers/batch/batch.h"
 #include "handlers/body.h"
+#include "handlers/rows/generate_request.h"
 #include "handlers/rows/rows.h"
 
 #include <stdio.h>
@@ -9,51 +10,25 @@
 
 enum { FIELD_MAX = 32 };
 
-static int parse_layout(enum batch_layout *out, const json_t *body, struct err *e)
-{
-    static const struct {
-        const char *name;
-        enum batch_layout layout;
-    } rows[] = {
-#define X(constant, name) {name, constant},
-        BATCH_LAYOUTS(X)
-#undef X
-    };
-    const char *name = NULL;
-
-    if (body_str(&name, body, "", "layout", e) != 0 || name == NULL)
-        return name == NULL && e->code == ERR_NONE ? 0 : -1;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (strcmp(rows[i].name, name) == 0) {
-            *out = rows[i].layout;
-            return 0;
-        }
-    return err_set(e, ERR_BAD_REQUEST, "/layout",
-                   "layout '%.100s' is none of 'left_padded', 'tight'", name);
-}
-
 static int parse_step(struct batch_step *out, const json_t *item, const char *at, struct err *e)
 {
     char field[FIELD_MAX + sizeof "/trajectory_id"];
-    const char *id = NULL;
-    uint64_t step = 0;
+    struct step_request r;
+    size_t len;
 
     if (!json_is_object(item))
         return err_set(e, ERR_BAD_REQUEST, at,
                        "%s; an object with 'trajectory_id' and 'step' is expected",
                        body_type_name(item));
-    if (body_only(item, at, step_rows, e) != 0 ||
-        body_required(item, at, "trajectory_id", e) != 0 ||
-        body_str(&id, item, at, "trajectory_id", e) != 0 ||
-        body_required(item, at, "step", e) != 0 ||
-        body_u64(&step, item, at, "step", 0, INT32_MAX, e) != 0)
+    if (member_read_only(&r, step_rows, item, at, e) != 0)
         return -1;
     (void)snprintf(field, sizeof field, "%s/trajectory_id", at);
-    if (id[0] == '\0' || strlen(id) > BATCH_TRAJECTORY_ID_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; expected 1 to %d",
-                       strlen(id), BATCH_TRAJECTORY_ID_MAX);
-    out->step = (uint32_t)step;
-    (void)snprintf(out->id, sizeof out->id, "%s", id);
+    len = strlen(r.trajectory_id);
+    if (len == 0 || len > BATCH_TRAJECTORY_ID_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; expected 1 to %d", len,
+                       BATCH_TRAJECTORY_ID_MAX);
+    out->step = r.step;
+    (void)snprintf(out->id, sizeof out->id, "%s", r.trajectory_id);
     return 0;
 }
 
@@ -109,16 +84,10 @@ static int parse_steps(struct batch_options *o, const json_t *body, struct err *
 int batch_options_parse(struct batch_options *out, const json_t *body, uint32_t n_prompts,
                         uint32_t vocab_size, struct err *e)
 {
-    uint64_t multiple = 1, pad = 0;
-
-    *out = (struct batch_options){.layout = BATCH_LEFT_PADDED, .n_prompts = n_prompts};
-    if (parse_layout(&out->layout, body, e) != 0 ||
-        body_u64(&multiple, body, "", "sequence_multiple", 1, BATCH_SEQUENCE_MULTIPLE_MAX, e) !=
-            0 ||
-        body_u64(&pad, body, "", "pad_token_id", 0, vocab_size - 1, e) != 0)
+    *out = (struct batch_options){.n_prompts = n_prompts};
+    if (member_read(out, batch_rows, body, "", e) != 0 ||
+        body_u32(&out->pad_token_id, body, "", "pad_token_id", 0, vocab_size - 1, e) != 0)
         return -1;
-    out->sequence_multiple = (uint32_t)multiple;
-    out->pad_token_id = (uint32_t)pad;
     return parse_steps(out, body, e);
 }
 

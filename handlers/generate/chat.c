@@ -11,29 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct neutral_rule chat_rules[] = {
-    {"echo", NEUTRAL_FALSE, 0},
-    {"reasoning_effort", NEUTRAL_NULL, 0},
-    {"functions", NEUTRAL_EMPTY, 0},
-    {"function_call", NEUTRAL_NULL, 0},
-    {"mm_processor_kwargs", NEUTRAL_EMPTY, 0},
-    {"priority", NEUTRAL_NUMBER, 0},
-    {"kv_transfer_params", NEUTRAL_NULL, 0},
-    {"ec_transfer_params", NEUTRAL_NULL, 0},
-    COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
-
 /* Translates the sampling members to those of a completion: logprobs is a number, max_tokens. New.
  */
-static int sampling_of(json_t **out, const json_t *body, uint32_t vocab_size, struct err *e)
+static int sampling_of(json_t **out, const json_t *body, bool logprobs, uint32_t vocab_size,
+                       struct err *e)
 {
     const json_t *max = body_given(body, "max_completion_tokens");
-    bool logprobs = false, parallel = false;
     int64_t n_top = 0;
     json_t *o;
 
-    if (body_bool(&logprobs, body, "", "logprobs", e) != 0 ||
-        body_bool(&parallel, body, "", "parallel_tool_calls", e) != 0 ||
-        body_i64(&n_top, body, "", "top_logprobs", -1, (int64_t)vocab_size, e) != 0)
+    if (body_i64(&n_top, body, "", "top_logprobs", -1, (int64_t)vocab_size, e) != 0)
         return -1;
     if (n_top != 0 && !logprobs)
         return err_set(e, ERR_BAD_REQUEST, "/top_logprobs",
@@ -50,13 +37,14 @@ static int sampling_of(json_t **out, const json_t *body, uint32_t vocab_size, st
     return 0;
 }
 
-static int parse_sampling(struct completions_op *op, const json_t *body, struct err *e)
+static int parse_sampling(struct completions_op *op, const json_t *body, bool logprobs,
+                          struct err *e)
 {
     struct generation *g = &op->g;
     json_t *sampling;
     int rc;
 
-    if (sampling_of(&sampling, body, g->app->generate->vocab_size, e) != 0)
+    if (sampling_of(&sampling, body, logprobs, g->app->generate->vocab_size, e) != 0)
         return -1;
     rc = completions_parse_sampling(op, sampling, e);
     json_decref(sampling);
@@ -81,6 +69,8 @@ static json_t *last_role(const struct chat_request *chat)
 int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
+    bool routed = g->app->settings.routed_experts == ROUTED_EXPERTS_VLLM;
+    struct generate_request r;
 
     op->chat = calloc(1, sizeof *op->chat);
     op->prompts = calloc(1, sizeof *op->prompts);
@@ -92,15 +82,14 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
     op->prompts_at = "/messages";
     g->logprobs_at = "/top_logprobs";
     g->id_prefix = "chatcmpl-";
-    if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
-        generation_parse_stream(&op->stream, body, false, e) != 0 ||
-        body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||
-        body_bool(&op->return_text, body, "", "return_prompt_text", e) != 0 ||
-        body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e) != 0 ||
-        completions_parse_routed(op, body, e) != 0 ||
-        generate_check_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||
+    if (generation_read(&r, &op->request_id, g, chat_members, body, routed, e) != 0 ||
+        generation_read_stream(&op->stream, &r, false, e) != 0 ||
+        parse_sampling(op, body, r.logprobs, e) != 0 ||
         chat_parse(op->chat, body, g->app->generate->chat, e) != 0)
         return -1;
+    op->return_ids = r.return_token_ids;
+    op->return_text = r.return_prompt_text;
+    op->as_ids = r.return_tokens_as_token_ids;
     op->add_special = op->chat->add_special;
     if (!op->chat->add_generation_prompt) /* the last message is continued, as in vLLM */
         op->role = json_incref(last_role(op->chat));

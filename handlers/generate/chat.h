@@ -8,7 +8,7 @@
 
 /* chat_op_parse - parse the body of a chat request into `op`.
  * @op  from completions_new
- * Errors: at the offending member; see generation_parse_names, completions_parse_sampling,
+ * Errors: at the offending member; see generation_read, completions_parse_sampling,
  * chat_parse. */
 int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e);
 

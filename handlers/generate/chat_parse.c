@@ -5,6 +5,8 @@
 #include "base/clock.h"
 #include "base/json_parse.h"
 #include "handlers/body.h"
+#include "handlers/rows/generate_request.h"
+#include "handlers/rows/rows.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -284,16 +286,12 @@ static int set_message(json_t *message, bool as_parts, size_t i, struct err *e)
     return set_calls(message, i, e);
 }
 
-static int parse_messages(struct chat_request *c, const json_t *body, const struct chat_template *t,
-                          struct err *e)
+static int parse_messages(struct chat_request *c, const json_t *messages,
+                          const struct chat_template *t, struct err *e)
 {
     bool as_parts = chat_template_takes_parts(t, c->tools != NULL);
-    const json_t *messages = NULL;
     size_t n;
 
-    if (body_required(body, "", "messages", e) != 0 ||
-        body_array(&messages, body, "", "messages", e) != 0)
-        return -1;
     n = json_array_size(messages);
     if (n == 0 || n > CHAT_MESSAGES_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/messages", "%zu messages; expected 1 to %d", n,
@@ -313,42 +311,37 @@ static json_t *hold_ref(const json_t *v)
     return json_incref(json_mutable(v)); /* no other thread uses the request */
 }
 
-static int parse_tools(struct chat_request *c, const json_t *body, struct err *e)
+static int parse_tools(struct chat_request *c, const struct chat_options *o, const json_t *choice,
+                       struct err *e)
 {
-    const json_t *tools = NULL, *documents = NULL, *choice = body_given(body, "tool_choice"), *tool;
     const char *word = json_string_value(choice);
     char field[ERR_FIELD_MAX];
+    const json_t *tool;
     size_t i;
 
-    if (body_array(&tools, body, "", "tools", e) != 0 ||
-        body_array(&documents, body, "", "documents", e) != 0)
-        return -1;
     if (choice != NULL &&
         (word == NULL || (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0)))
         return err_set(e, ERR_BAD_REQUEST, "/tool_choice",
                        "a call cannot be forced: 'auto' and 'none' are supported");
-    json_array_foreach(tools, i, tool)
+    json_array_foreach(o->tools, i, tool)
     {
         if (json_is_object(tool))
             continue;
         (void)snprintf(field, sizeof field, "/tools/%zu", i);
         return err_set(e, ERR_BAD_REQUEST, field, "%s, expected an object", found_name(tool));
     }
-    c->tools = json_array_size(tools) > 0 ? hold_ref(tools) : NULL;
-    c->documents = documents != NULL ? hold_ref(documents) : NULL;
+    c->tools = json_array_size(o->tools) > 0 ? hold_ref(o->tools) : NULL;
+    c->documents = o->documents != NULL ? hold_ref(o->documents) : NULL;
     return 0;
 }
 
-static int parse_kwargs(struct chat_request *c, const json_t *body, struct err *e)
+static int parse_kwargs(struct chat_request *c, const json_t *kwargs, struct err *e)
 {
     static const char at[] = "/chat_template_kwargs";
     static const char *const fixed[] = {"messages", "tools", "documents", "chat_template",
                                         "continue_final_message"};
-    const json_t *kwargs = NULL;
     char field[ERR_FIELD_MAX];
 
-    if (body_object(&kwargs, body, "", "chat_template_kwargs", e) != 0)
-        return -1;
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         if (json_object_get(kwargs, fixed[i]) == NULL)
             continue;
@@ -368,20 +361,20 @@ static int parse_kwargs(struct chat_request *c, const json_t *body, struct err *
 int chat_parse(struct chat_request *out, const json_t *body, const struct chat_template *t,
                struct err *e)
 {
-    if (body_given(body, "chat_template") != NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/chat_template",
-                       "a template of the request's own is not supported; the model's is used");
-    if (body_bool(&out->continue_final, body, "", "continue_final_message", e) != 0)
+    struct chat_options o = {0};
+
+    if (member_read(&o, chat_rows, body, "", e) != 0)
         return -1;
-    out->add_generation_prompt = !out->continue_final;
-    if (body_bool(&out->add_generation_prompt, body, "", "add_generation_prompt", e) != 0 ||
-        body_bool(&out->add_special, body, "", "add_special_tokens", e) != 0 ||
-        parse_kwargs(out, body, e) != 0 || parse_tools(out, body, e) != 0)
+    out->continue_final = o.continue_final;
+    out->add_generation_prompt = o.add_given ? o.add_generation_prompt : !o.continue_final;
+    out->add_special = o.add_special;
+    if (parse_kwargs(out, o.kwargs, e) != 0 ||
+        parse_tools(out, &o, body_given(body, "tool_choice"), e) != 0)
         return -1;
     if (out->continue_final && out->add_generation_prompt)
         return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
                        "continue_final_message and add_generation_prompt cannot both be true");
-    return parse_messages(out, body, t, e);
+    return parse_messages(out, o.messages, t, e);
 }
 
 int chat_prompt(const struct chat_request *c, const struct chat_template *t, struct buf *out,

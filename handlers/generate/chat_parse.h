@@ -13,11 +13,6 @@
 
 enum { CHAT_MESSAGES_MAX = 16384, CHAT_PROMPT_NBYTES_MAX = 4 << 20 };
 
-/* The members that chat_parse reads, each followed by a comma. */
-#define CHAT_MEMBERS                                                                               \
-    "messages", "tools", "tool_choice", "documents", "add_generation_prompt",                      \
-        "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens",
-
 struct chat_request {
     json_t *messages;                   /* owned; in the form that the template expects */
     json_t *tools, *documents, *kwargs; /* owned, or NULL */

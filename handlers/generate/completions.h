@@ -19,34 +19,6 @@ enum {
     COMPLETIONS_MAX_TOKENS_DEFAULT = 16
 };
 
-/* Members that SGLang's servers take on these routes and vLLM's do not, by which a prompt, tokens
- * or the reply would be others. Refused unless neutral. */
-#define COMPLETIONS_SGLANG_NEUTRAL(X)                                                              \
-    X("lora_path", NEUTRAL_EMPTY, 0)                                                               \
-    X("json_schema", NEUTRAL_EMPTY, 0)                                                             \
-    X("regex", NEUTRAL_EMPTY, 0)                                                                   \
-    X("ebnf", NEUTRAL_EMPTY, 0)                                                                    \
-    X("structural_tag", NEUTRAL_EMPTY, 0)                                                          \
-    X("stop_regex", NEUTRAL_EMPTY, 0)                                                              \
-    X("no_stop_trim", NEUTRAL_FALSE, 0)                                                            \
-    X("custom_logit_processor", NEUTRAL_EMPTY, 0)                                                  \
-    X("input_ids", NEUTRAL_NULL, 0)                                                                \
-    X("task", NEUTRAL_EMPTY, 0)                                                                    \
-    X("watermark", NEUTRAL_EMPTY, 0)                                                               \
-    X("session_params", NEUTRAL_EMPTY, 0)                                                          \
-    X("sampling_logprobs_mode", NEUTRAL_NULL, 0)                                                   \
-    X("routed_experts_start_len", NEUTRAL_NUMBER, 0)                                               \
-    X("return_prompt_token_ids", NEUTRAL_FALSE, 0)                                                 \
-    X("return_meta_info", NEUTRAL_FALSE, 0)                                                        \
-    X("return_input_ids_in_sglext", NEUTRAL_FALSE, 0)                                              \
-    X("return_output_ids_in_sglext", NEUTRAL_FALSE, 0)                                             \
-    X("return_cached_tokens_details", NEUTRAL_FALSE, 0)                                            \
-    X("return_spec_tokens_details", NEUTRAL_FALSE, 0)                                              \
-    X("return_sampling_mask", NEUTRAL_FALSE, 0)                                                    \
-    X("return_flat_raw_output_top_logprobs", NEUTRAL_FALSE, 0)                                     \
-    X("return_hidden_states", NEUTRAL_FALSE, 0)
-#define COMPLETIONS_RULE(member, kind, number) {member, kind, number},
-
 struct completions_prompt {
     char *text; /* owned; NULL for token ids that are not echoed, and once it is not needed */
     size_t len;
@@ -115,16 +87,12 @@ void completions_fini(struct completions_op *op);
 
 /* completions_parse_prompts - parse text, token ids, or an array of either; set is_text and
  * is_list.
- * @prompt  NULL: the member is missing
  * Errors: ERR_BAD_REQUEST at or below prompts_at, ERR_TOO_LARGE, ERR_NO_MEMORY. */
 int completions_parse_prompts(struct completions_op *op, const json_t *prompt, struct err *e);
 
 /* completions_parse_sampling - parse the sampling members of `body`; the model's defaults are used
  * for those which are missing. */
 int completions_parse_sampling(struct completions_op *op, const json_t *body, struct err *e);
-
-/* completions_parse_routed - parse return_routed_experts, as vLLM's routes have it. */
-int completions_parse_routed(struct completions_op *op, const json_t *body, struct err *e);
 
 /* completions_set_error_field - as in generation_ops; uses prompts_at and sampling_at. */
 void completions_set_error_field(const struct generation_seq *seq, struct err *e);

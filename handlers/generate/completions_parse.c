@@ -4,20 +4,11 @@
 #include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
-#include "handlers/generate/routed_experts.h"
 #include "weights/model/model_config.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const struct neutral_rule completions_rules[] = {
-    {"suffix", NEUTRAL_EMPTY, 0},
-    {"priority", NEUTRAL_NUMBER, 0},
-    {"prompt_embeds", NEUTRAL_NULL, 0},
-    {"kv_transfer_params", NEUTRAL_NULL, 0},
-    {"ec_transfer_params", NEUTRAL_NULL, 0},
-    COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
 void completions_prompt_field(char field[ERR_FIELD_MAX], const struct completions_op *op,
                               uint32_t i)
@@ -91,8 +82,6 @@ int completions_parse_prompts(struct completions_op *op, const json_t *prompt, s
 
     if (first == NULL && json_is_array(prompt))
         return err_set(e, ERR_BAD_REQUEST, at, "an empty array; at least one prompt is needed");
-    if (first == NULL)
-        return err_set(e, ERR_BAD_REQUEST, at, "'%s' is required", at + 1);
     op->is_text = json_is_string(first);
     op->is_list = first != prompt && !json_is_integer(first);
     if (!op->is_text && !json_is_array(op->is_list ? first : prompt))
@@ -145,25 +134,6 @@ static int resolve_logprobs(struct completions_op *op, struct err *e)
     return 0;
 }
 
-static int parse_flags(struct completions_op *op, const json_t *body, struct err *e)
-{
-    const char *user = NULL;
-
-    op->add_special = true;
-    if (body_str(&user, body, "", "user", e) != 0 ||
-        body_bool(&op->echo, body, "", "echo", e) != 0 ||
-        body_bool(&op->add_special, body, "", "add_special_tokens", e) != 0 ||
-        body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0)
-        return -1;
-    return body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e);
-}
-
-int completions_parse_routed(struct completions_op *op, const json_t *body, struct err *e)
-{
-    return routed_experts_parse(&op->g, body,
-                                op->g.app->settings.routed_experts == ROUTED_EXPERTS_VLLM, e);
-}
-
 /* generation_config.json has the defaults of members that the request leaves out, as in vLLM on
  * this route. */
 static void apply_defaults(struct gen_params *p, const struct model_defaults *d)
@@ -214,16 +184,21 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
 int completions_parse(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
+    bool routed = g->app->settings.routed_experts == ROUTED_EXPERTS_VLLM;
+    struct generate_request r;
 
-    g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT; /* for null too, as in vLLM */
-    if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
-        generation_parse_stream(&op->stream, body, false, e) != 0 ||
-        parse_flags(op, body, e) != 0 || completions_parse_routed(op, body, e) != 0 ||
-        generate_check_neutral(body, "", completions_rules, e) != 0 ||
-        parse_sampling(op, body, e) != 0 || resolve_logprobs(op, e) != 0)
-        return -1;
     if (body_given(body, "prompt") == NULL && body_given(body, "messages") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/prompt",
                        "'prompt' is required; messages go to /v1/chat/completions");
-    return completions_parse_prompts(op, json_object_get(body, "prompt"), e);
+    g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT; /* for null too, as in vLLM */
+    if (generation_read(&r, &op->request_id, g, completions_members, body, routed, e) != 0 ||
+        generation_read_stream(&op->stream, &r, false, e) != 0)
+        return -1;
+    op->echo = r.echo;
+    op->add_special = r.add_special_tokens;
+    op->return_ids = r.return_token_ids;
+    op->as_ids = r.return_tokens_as_token_ids;
+    if (parse_sampling(op, body, e) != 0 || resolve_logprobs(op, e) != 0)
+        return -1;
+    return completions_parse_prompts(op, r.prompt, e);
 }

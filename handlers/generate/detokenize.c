@@ -13,26 +13,16 @@
 
 enum { DETOKENIZE_TOKENS_MAX = 1 << 20 };
 
-
-static int check_model(const struct app *app, const json_t *body, struct err *e)
-{
-    const char *model = NULL;
-
-    if (body_str(&model, body, "", "model", e) != 0 || generation_check_model(app, model, e) < 0)
-        return -1;
-    return 0;
-}
-
 static int detokenize_parse(uint32_t **ids, uint32_t *n, bool *skip_special, const struct app *app,
                             const json_t *body, struct err *e)
 {
-    const json_t *tokens = NULL;
+    struct detokenize_request r = {0};
 
-    if (check_model(app, body, e) != 0 || body_required(body, "", "tokens", e) != 0 ||
-        body_array(&tokens, body, "", "tokens", e) != 0 ||
-        body_bool(skip_special, body, "", "skip_special_tokens", e) != 0)
+    if (member_read(&r, detokenize_members, body, "", e) != 0 ||
+        generation_check_model(app, r.model, e) < 0)
         return -1;
-    return generate_parse_ids(ids, n, tokens, "/tokens",
+    *skip_special = r.skip_special_tokens;
+    return generate_parse_ids(ids, n, r.tokens, "/tokens",
                               tokenizer_vocab_size(app->generate->tokenizer), DETOKENIZE_TOKENS_MAX,
                               e);
 }

@@ -21,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 const char *generate_hint(const char *member)
 {
     static const char *const elsewhere[][2] = {
@@ -38,17 +37,6 @@ const char *generate_hint(const char *member)
     return member_find(sampling_rows, member, 0) != NULL ? "it belongs inside sampling_params"
                                                          : NULL;
 }
-
-static const struct neutral_rule generate_rules[] = {{"priority", NEUTRAL_NUMBER, 0},
-                                                     {"features", NEUTRAL_NULL, 0},
-                                                     {"kv_transfer_params", NEUTRAL_NULL, 0},
-                                                     {"ec_transfer_params", NEUTRAL_NULL, 0},
-                                                     {"content_parts", NEUTRAL_EMPTY, 0},
-                                                     {"reasoning_ended", NEUTRAL_FALSE, 0},
-                                                     {"reasoning_parser_kwargs", NEUTRAL_EMPTY, 0},
-                                                     {"token_offsets", NEUTRAL_FALSE, 0},
-                                                     {"assistant_tokens_mask", NEUTRAL_FALSE, 0},
-                                                     {NULL, NEUTRAL_NULL, 0}};
 
 struct generate_op {
     struct generation g; /* first: generation_ops.free gets its address */
@@ -318,27 +306,10 @@ static const struct generation_ops whole_ops = {.finish = generate_finish, .free
 static const struct generation_ops stream_ops = {
     .on_tokens = generate_on_tokens, .finish = generate_finish, .free = generate_free};
 
-static int parse_mode(struct generate_op *op, const json_t *body, struct err *e)
-{
-    const char *mode = NULL;
-
-    if (body_str(&mode, body, "", "output_mode", e) != 0 ||
-        body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0)
-        return -1;
-    if (mode != NULL && strcmp(mode, "tokens") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/output_mode",
-                       "output mode '%.100s' is not supported; only 'tokens' is", mode);
-    return 0;
-}
-
-static int parse_prompt(struct generation *g, const json_t *body, struct err *e)
+static int parse_prompt(struct generation *g, const json_t *ids, struct err *e)
 {
     const struct app *app = g->app;
-    const json_t *ids = NULL;
 
-    if (body_required(body, "", "token_ids", e) != 0 ||
-        body_array(&ids, body, "", "token_ids", e) != 0)
-        return -1;
     if (generation_check_prompt(app, json_array_size(ids), "/token_ids", e) != 0)
         return -1;
     g->prompts = calloc(1, sizeof *g->prompts);
@@ -349,15 +320,12 @@ static int parse_prompt(struct generation *g, const json_t *body, struct err *e)
                               app->generate->vocab_size, app->generate->max_model_len, e);
 }
 
-static int parse_sampling(struct generate_op *op, const json_t *body, bool strict, struct err *e)
+static int parse_sampling(struct generate_op *op, const json_t *sampling, bool strict,
+                          struct err *e)
 {
     static const char at[] = "/sampling_params";
     struct generation *g = &op->g;
-    const json_t *sampling = NULL;
 
-    if (body_required(body, "", "sampling_params", e) != 0 ||
-        body_object(&sampling, body, "", "sampling_params", e) != 0)
-        return -1;
     if (!strict)
         dialect_note_unknown(sampling, at + 1, sampling_rows, 0, g->x, g->x->route);
     else if (body_only(sampling, at, sampling_rows, e) != 0)
@@ -380,25 +348,28 @@ static enum routed_form routed_form_of(const struct app *app, const struct route
     return app->settings.routed_experts == ROUTED_EXPERTS_PRIME_RL ? ROUTED_PRIME_RL : ROUTED_NPY;
 }
 
-static int parse_routed(struct generate_op *op, const json_t *body, struct err *e)
+/* What return_routed_experts is if the request does not say it. */
+static bool routed_default(const struct generate_op *op)
 {
     bool asks = op->routed_form == ROUTED_NATIVE || op->routed_form == ROUTED_SKYRL;
-    bool always = op->g.app->settings.routed_experts != ROUTED_EXPERTS_ON_REQUEST && !asks;
 
-    return routed_experts_parse(&op->g, body, always, e);
+    return op->g.app->settings.routed_experts != ROUTED_EXPERTS_ON_REQUEST && !asks;
 }
 
 static int generate_parse(struct generate_op *op, const json_t *body, bool strict, struct err *e)
 {
-    if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
-        generation_parse_stream(&op->stream, body, strict, e) != 0 ||
-        parse_mode(op, body, e) != 0 || generation_parse_on_update(&op->g, body, e) != 0 ||
-        generate_check_neutral(body, "", generate_rules, e) != 0 ||
-        parse_routed(op, body, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
-        parse_sampling(op, body, strict, e) != 0 ||
-        routed_experts_parse_replay(&op->replay, &op->g, body, e) != 0)
+    struct generation *g = &op->g;
+    struct generate_request r;
+
+    if (generation_read(&r, &op->request_id, g, generate_members, body, routed_default(op), e) !=
+            0 ||
+        generation_read_stream(&op->stream, &r, strict, e) != 0 ||
+        parse_prompt(g, r.token_ids, e) != 0 ||
+        parse_sampling(op, r.sampling_params, strict, e) != 0 ||
+        routed_experts_parse_replay(&op->replay, g, r.replay_layout, e) != 0)
         return -1;
-    return generation_expand(&op->g, "/sampling_params/n", e);
+    op->return_ids = r.return_token_ids;
+    return generation_expand(g, "/sampling_params/n", e);
 }
 
 int handle_generate(struct app *app, struct http_request *x, struct err *e)

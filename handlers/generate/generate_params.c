@@ -8,86 +8,16 @@
 #include "base/id.h"
 #include "handlers/body.h"
 #include "handlers/generate/logits_processor_parse.h"
+#include "handlers/rows/rows.h"
 
 #include <assert.h>
-#include <float.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OUTPUT_KIND_MAX = 2 }; /* vLLM's RequestOutputKind: cumulative, delta, final */
-
-static const struct neutral_rule sampling_neutral[] = {
-#define X(member, kind, number) {member, kind, number},
-    GENERATE_SAMPLING_NEUTRAL(X)
-#undef X
-        {NULL, NEUTRAL_NULL, 0}};
-
-
-static bool is_neutral(const json_t *v, const struct neutral_rule *rule)
-{
-    switch (rule->kind) {
-    case NEUTRAL_NULL:
-        return false;
-    case NEUTRAL_EMPTY:
-        return (json_is_object(v) && json_object_size(v) == 0) ||
-               (json_is_array(v) && json_array_size(v) == 0) ||
-               (json_is_string(v) && json_string_length(v) == 0);
-    case NEUTRAL_FALSE:
-        return json_is_false(v);
-    case NEUTRAL_NUMBER:
-        return json_is_number(v) && !(json_number_value(v) < rule->number) &&
-               !(json_number_value(v) > rule->number);
-    case NEUTRAL_TEXT:
-        v = json_object_get(v, "type");
-        return json_is_string(v) && strcmp(json_string_value(v), "text") == 0;
-    case NEUTRAL_LOGPROBS_FORM:
-        return json_is_object(v) && (json_object_size(v) == 0 ||
-                                     (json_object_size(v) == 1 &&
-                                      json_is_boolean(json_object_get(v, "prl_compact_logprobs"))));
-    }
-    return false;
-}
-
-static int refuse(const json_t *v, const char *at, const struct neutral_rule *rule, struct err *e)
-{
-    char field[ERR_FIELD_MAX], found[64], allowed[64] = "null";
-
-    (void)snprintf(field, sizeof field, "%s/%s", at, rule->member);
-    (void)snprintf(found, sizeof found, "%s", body_type_name(v));
-    if (json_is_number(v))
-        (void)snprintf(found, sizeof found, "%.9g", json_number_value(v));
-    if (rule->kind == NEUTRAL_NUMBER)
-        (void)snprintf(allowed, sizeof allowed, "null or %g", rule->number);
-    else if (rule->kind == NEUTRAL_EMPTY)
-        (void)snprintf(allowed, sizeof allowed, "null or an empty value");
-    else if (rule->kind == NEUTRAL_FALSE)
-        (void)snprintf(allowed, sizeof allowed, "null or false");
-    else if (rule->kind == NEUTRAL_TEXT)
-        (void)snprintf(allowed, sizeof allowed, "null or {\"type\": \"text\"}");
-    else if (rule->kind == NEUTRAL_LOGPROBS_FORM)
-        (void)snprintf(allowed, sizeof allowed, "null, {} or {\"prl_compact_logprobs\": BOOLEAN}");
-    return err_set(e, ERR_BAD_REQUEST, field,
-                   "'%s' is not supported by this server: found %s, only %s is accepted",
-                   rule->member, found, allowed);
-}
-
-int generate_check_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
-                           struct err *e)
-{
-    for (; rules->member != NULL; rules++) {
-        const json_t *v = json_object_get(object, rules->member);
-
-        if (v != NULL && !json_is_null(v) && !is_neutral(v, rules))
-            return refuse(v, at, rules, e);
-    }
-    return 0;
-}
-
 void generate_params_init(struct generate_params *p)
 {
-    *p = (struct generate_params){.n = 1, .skip_special_tokens = true};
+    *p = (struct generate_params){.seed = -1, .n = 1, .skip_special_tokens = true};
     gen_params_init(&p->gen);
     p->gen.max_tokens = GEN_MAX_TOKENS_REST;
 }
@@ -98,44 +28,6 @@ void generate_params_fini(struct generate_params *p)
         free(p->gen.stops[i]);
     logits_processor_unref(p->gen.logits_processor);
     *p = (struct generate_params){0};
-}
-
-static int read_float(float *out, const json_t *o, const char *at, const char *member,
-                      struct err *e)
-{
-    char field[ERR_FIELD_MAX];
-    double v = (double)*out;
-
-    if (body_f64(&v, o, at, member, e) != 0)
-        return -1;
-    if (!(fabs(v) <= (double)FLT_MAX)) {
-        (void)snprintf(field, sizeof field, "%s/%s", at, member);
-        return err_set(e, ERR_BAD_REQUEST, field, "%g is out of range of a 32-bit float", v);
-    }
-    *out = (float)v;
-    return 0;
-}
-
-static int read_i32(int32_t *out, const json_t *o, const char *at, const char *member, int32_t min,
-                    int32_t max, struct err *e)
-{
-    int64_t v = *out;
-
-    if (body_i64(&v, o, at, member, min, max, e) != 0)
-        return -1;
-    *out = (int32_t)v;
-    return 0;
-}
-
-static int read_seed(struct generate_params *p, const json_t *o, const char *at, struct err *e)
-{
-    int64_t seed = -1;
-
-    if (body_i64(&seed, o, at, "seed", INT64_MIN, INT64_MAX, e) != 0)
-        return -1;
-    p->seeded = seed != -1; /* -1 is how some clients spell "none" */
-    p->gen.seed = (uint64_t)seed;
-    return 0;
 }
 
 static int add_stop(struct gen_params *g, const json_t *v, const char *field, struct err *e)
@@ -204,68 +96,56 @@ static int read_stop_ids(struct gen_params *g, const json_t *o, const char *at, 
 }
 
 /* best_of of older vLLM: the number of sequences to generate before the best n are returned. */
-static int read_best_of(uint32_t n, const json_t *o, const char *at, struct err *e)
+static int check_best_of(const struct generate_params *p, const char *at, struct err *e)
 {
     char field[ERR_FIELD_MAX];
-    uint32_t best_of = n;
 
-    if (body_u32(&best_of, o, at, "best_of", 1, GENERATE_N_MAX, e) != 0)
-        return -1;
-    if (best_of == n)
+    if (p->best_of == 0 || p->best_of == p->n)
         return 0;
     (void)snprintf(field, sizeof field, "%s/best_of", at);
     return err_set(e, ERR_BAD_REQUEST, field,
                    "'best_of' is not supported by this server: found %u, only null and n, %u, are "
                    "accepted",
-                   best_of, n);
+                   p->best_of, p->n);
+}
+
+/* prime-rl requests compact logprobs, and its client also accepts the normal form. */
+static int check_extra_args(const json_t *o, const char *at, struct err *e)
+{
+    const json_t *args = NULL;
+    char field[ERR_FIELD_MAX];
+
+    if (body_object(&args, o, at, "extra_args", e) != 0)
+        return -1;
+    if (json_object_size(args) == json_is_boolean(json_object_get(args, "prl_compact_logprobs")))
+        return 0;
+    (void)snprintf(field, sizeof field, "%s/extra_args", at);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "'extra_args' is not supported by this server: found an object, only null, {} "
+                   "or {\"prl_compact_logprobs\": BOOLEAN} is accepted");
 }
 
 /* -1 means the whole vocabulary. */
 static int read_logprobs(int32_t *out, const json_t *o, const char *at, const char *member,
                          uint32_t vocab_size, struct err *e)
 {
-    const json_t *v = body_given(o, member);
+    int64_t n = *out;
 
-    if (read_i32(out, o, at, member, -1, (int32_t)vocab_size, e) != 0)
+    if (body_i64(&n, o, at, member, -1, vocab_size, e) != 0)
         return -1;
-    if (v != NULL && *out == -1)
-        *out = (int32_t)vocab_size;
+    *out = n == -1 && body_given(o, member) != NULL ? (int32_t)vocab_size : (int32_t)n;
     return 0;
 }
 
-static int read_shape(struct generate_params *p, const json_t *object, const char *at,
-                      struct err *e)
+int generate_params_lists(struct generate_params *p, const json_t *object, const char *at,
+                          uint32_t vocab_size, const struct tokenizer *t, struct err *e)
 {
     struct gen_params *g = &p->gen;
 
-    if (body_u32(&p->n, object, at, "n", 1, GENERATE_N_MAX, e) != 0 ||
-        read_best_of(p->n, object, at, e) != 0 ||
-        body_u32(&g->max_tokens, object, at, "max_tokens", 1, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
-        body_u32(&g->min_tokens, object, at, "min_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
-        read_float(&g->temperature, object, at, "temperature", e) != 0 ||
-        read_float(&g->top_p, object, at, "top_p", e) != 0 ||
-        read_float(&g->min_p, object, at, "min_p", e) != 0 ||
-        read_i32(&g->top_k, object, at, "top_k", -1, INT32_MAX, e) != 0 ||
-        read_float(&g->repetition_penalty, object, at, "repetition_penalty", e) != 0 ||
-        read_float(&g->frequency_penalty, object, at, "frequency_penalty", e) != 0 ||
-        read_float(&g->presence_penalty, object, at, "presence_penalty", e) != 0)
+    if (read_stops(g, object, at, e) != 0 || read_stop_ids(g, object, at, vocab_size, e) != 0 ||
+        gen_params_check(g, at, e) != 0)
         return -1;
-    return read_seed(p, object, at, e);
-}
-
-/* Members that have no effect on this server's reply; only their type is checked. */
-static int read_harmless(const json_t *o, const char *at, struct err *e)
-{
-    static const char *const flags[] = {"spaces_between_special_tokens", "detokenize",
-                                        "skip_reading_prefix_cache"};
-    uint64_t kind = 0;
-    bool flag = false;
-
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        if (body_bool(&flag, o, at, flags[i], e) != 0)
-            return -1;
-    }
-    return body_u64(&kind, o, at, "output_kind", 0, OUTPUT_KIND_MAX, e);
+    return logits_processor_parse(&g->logits_processor, object, at, vocab_size, t, e);
 }
 
 int generate_params_parse(struct generate_params *p, const json_t *object, const char *at,
@@ -273,21 +153,12 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
 {
     struct gen_params *g = &p->gen;
 
-    if (read_shape(p, object, at, e) != 0 ||
+    if (member_read(p, sampling_rows, object, at, e) != 0 || check_best_of(p, at, e) != 0 ||
         read_logprobs(&g->logprobs, object, at, "logprobs", vocab_size, e) != 0 ||
-        read_logprobs(&g->prompt_logprobs, object, at, "prompt_logprobs", vocab_size, e) != 0)
+        read_logprobs(&g->prompt_logprobs, object, at, "prompt_logprobs", vocab_size, e) != 0 ||
+        check_extra_args(object, at, e) != 0)
         return -1;
-    if (body_bool(&g->ignore_eos, object, at, "ignore_eos", e) != 0 ||
-        body_bool(&p->skip_special_tokens, object, at, "skip_special_tokens", e) != 0 ||
-        body_bool(&p->include_stop_str, object, at, "include_stop_str_in_output", e) != 0 ||
-        read_stops(g, object, at, e) != 0 || read_stop_ids(g, object, at, vocab_size, e) != 0 ||
-        body_u32(&p->routes_start, object, at, "routed_experts_prompt_start", 0, UINT32_MAX, e) !=
-            0 ||
-        read_harmless(object, at, e) != 0 ||
-        generate_check_neutral(object, at, sampling_neutral, e) != 0 ||
-        gen_params_check(g, at, e) != 0)
-        return -1;
-    return logits_processor_parse(&g->logits_processor, object, at, vocab_size, t, e);
+    return generate_params_lists(p, object, at, vocab_size, t, e);
 }
 
 int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,
@@ -305,7 +176,7 @@ int generate_params_for(struct gen_params *out, const struct generate_params *p,
         g.max_tokens = GEN_MAX_TOKENS_REST;
     g.stops_see_special = !p->skip_special_tokens;
     g.logits_processor = logits_processor_ref(p->gen.logits_processor);
-    g.seed = p->seeded ? p->gen.seed + choice : id_random_u64();
+    g.seed = p->seed != -1 ? (uint64_t)p->seed + choice : id_random_u64();
     *out = g;
     return 0;
 

@@ -3,6 +3,7 @@
 
 #include "handlers/body.h"
 #include "handlers/generate/completion_text.h"
+#include "handlers/generate/routed_experts.h"
 #include "handlers/rows/rows.h"
 
 #include <stdlib.h>
@@ -39,54 +40,41 @@ static int parse_model(struct generation *g, const char *model, struct err *e)
     return 0;
 }
 
-int generation_parse_names(char **request_id, struct generation *g, const json_t *body,
-                           struct err *e)
+int generation_read(struct generate_request *r, char **request_id, struct generation *g,
+                    const struct member *rows, const json_t *body, bool routed, struct err *e)
 {
-    const char *model = NULL, *id = NULL, *salt = NULL, *session = NULL, *rid = NULL;
+    const char *id;
 
-    if (body_str(&model, body, "", "model", e) != 0 ||
-        body_str(&id, body, "", "request_id", e) != 0 || body_str(&rid, body, "", "rid", e) != 0 ||
-        body_str(&salt, body, "", "cache_salt", e) != 0 ||
-        body_str(&session, body, "", "session_id", e) != 0 || parse_model(g, model, e) != 0 ||
-        check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
-        check_len(rid, "/rid", GENERATION_REQUEST_ID_MAX, e) != 0 || check_salt(salt, e) != 0)
+    *r = (struct generate_request){.on_update = (int)g->on_update, .return_routed_experts = routed};
+    if (member_read(r, rows, body, "", e) != 0 || parse_model(g, r->model, e) != 0 ||
+        check_len(r->request_id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
+        check_len(r->rid, "/rid", GENERATION_REQUEST_ID_MAX, e) != 0 ||
+        check_salt(r->cache_salt, e) != 0 ||
+        routed_experts_ask(g, r->return_routed_experts, e) != 0)
         return -1;
-    id = id != NULL ? id : rid;
+    id = r->request_id != NULL ? r->request_id : r->rid;
     *request_id = strdup(id != NULL ? id : g->x->actor.request_id);
     if (*request_id == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request id");
     g->request_id = *request_id;
+    g->on_update = (enum gen_on_update)r->on_update;
     return 0;
 }
 
-int generation_parse_on_update(struct generation *g, const json_t *body, struct err *e)
-{
-    const char *mode = NULL;
-
-    if (body_str(&mode, body, "", "on_update", e) != 0)
-        return -1;
-    return mode == NULL ? 0 : gen_on_update_parse(&g->on_update, mode, "/on_update", e);
-}
-
-int generation_parse_stream(struct generation_stream *out, const json_t *body, bool strict,
-                            struct err *e)
+int generation_read_stream(struct generation_stream *out, const struct generate_request *r,
+                           bool strict, struct err *e)
 {
     static const char at[] = "/stream_options";
-    struct generation_stream s = {0};
-    const json_t *options = NULL;
+    const json_t *options = r->stream_options;
 
-    if (body_bool(&s.on, body, "", "stream", e) != 0 ||
-        body_object(&options, body, "", "stream_options", e) != 0)
-        return -1;
-    if (options != NULL && !s.on)
+    *out = (struct generation_stream){.on = r->stream};
+    if (options == NULL)
+        return 0;
+    if (!r->stream)
         return err_set(e, ERR_BAD_REQUEST, at,
                        "stream options are given, but 'stream' is not true");
-    if (options != NULL &&
-        ((strict && body_only(options, at, stream_options_rows, e) != 0) ||
-         body_bool(&s.usage_last, options, at, "include_usage", e) != 0 ||
-         body_bool(&s.usage_each, options, at, "continuous_usage_stats", e) != 0))
+    if ((strict ? member_read_only : member_read)(out, stream_options_rows, options, at, e) != 0)
         return -1;
-    s.usage_each = s.usage_each && s.usage_last;
-    *out = s;
+    out->usage_each = out->usage_each && out->usage_last;
     return 0;
 }

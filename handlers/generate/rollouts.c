@@ -25,9 +25,6 @@ const char *rollouts_hint(const char *member)
     return generate_hint(member);
 }
 
-static const struct neutral_rule rules[] = {{"priority", NEUTRAL_NUMBER, 0},
-                                            {NULL, NEUTRAL_NULL, 0}};
-
 /* The engine reports /token_ids/<i>; here that is the prompt of the sequence. */
 static void rollouts_set_error_field(const struct generation_seq *seq, struct err *e)
 {
@@ -73,16 +70,12 @@ static int parse_prompt(struct generation *g, uint32_t i, const json_t *ids, con
 }
 
 /* The array of prompts; of /v1/generate its one prompt. */
-static int parse_prompts(struct rollouts_op *op, const json_t *body, struct err *e)
+static int parse_prompts(struct rollouts_op *op, const json_t *list, struct err *e)
 {
-    const char *member = op->one_prompt ? "token_ids" : "prompts";
     struct generation *g = &op->g;
     char at[ERR_FIELD_MAX] = "/token_ids";
-    const json_t *list = NULL;
     size_t n;
 
-    if (body_required(body, "", member, e) != 0 || body_array(&list, body, "", member, e) != 0)
-        return -1;
     n = op->one_prompt ? 1 : json_array_size(list);
     if (n == 0 || n > GENERATION_SEQS_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/prompts", "%zu prompts; 1 to %d are allowed", n,
@@ -123,32 +116,26 @@ static int check_sampling(struct generate_params *params, struct err *e)
     return 0;
 }
 
-static int parse_sampling(struct generation *g, const json_t *body, struct err *e)
+static int parse_sampling(struct generation *g, const json_t *sampling, struct err *e)
 {
     static const char at[] = "/sampling_params";
-    const json_t *sampling = NULL;
 
-    if (body_required(body, "", "sampling_params", e) != 0 ||
-        body_object(&sampling, body, "", "sampling_params", e) != 0 ||
-        body_only(sampling, at, sampling_rows, e) != 0 ||
+    if (body_only(sampling, at, sampling_rows, e) != 0 ||
         generate_params_parse(&g->params, sampling, at, g->app->generate->vocab_size,
                               g->app->generate->tokenizer, e) != 0)
         return -1;
     return check_sampling(&g->params, e);
 }
 
-static int parse_routes(struct rollouts_op *op, const json_t *body, struct err *e)
+static struct batch_routes routes_of(const struct generation *g)
 {
-    struct generation *g = &op->g;
     const struct engine_info *info = &g->app->generate->info;
 
-    if (routed_experts_parse(g, body, false, e) != 0)
-        return -1;
-    if (g->params.gen.routes)
-        op->routes = (struct batch_routes){.n_experts = info->n_experts,
-                                           .n_layers = info->n_route_layers,
-                                           .top_k = info->n_routes_per_token};
-    return 0;
+    if (!g->params.gen.routes)
+        return (struct batch_routes){0};
+    return (struct batch_routes){.n_experts = info->n_experts,
+                                 .n_layers = info->n_route_layers,
+                                 .top_k = info->n_routes_per_token};
 }
 
 static uint64_t nbytes_allowed(const struct rollouts_op *op)
@@ -191,21 +178,15 @@ static int check_nbytes(const struct rollouts_op *op, struct err *e)
 /* Members of /v1/generate that have no meaning for tensors are refused, not ignored. */
 static int check_one_prompt(const json_t *body, struct err *e)
 {
-    static const char *const members[] = {
-        "token_ids", "sampling_params", "model",      "request_id", "session_id",
-        "stream",    "on_update",       "cache_salt", "priority",   "return_routed_experts",
-        NULL};
     const char *name;
     json_t *value;
 
     json_object_foreach(json_mutable(body), name, value)
     {
-        const char *const *m = members;
         char at[ERR_FIELD_MAX];
 
-        while (*m != NULL && strcmp(*m, name) != 0)
-            m++;
-        if (*m != NULL || json_is_null(value))
+        if (strcmp(name, "token_ids") == 0 || member_find(rollouts_members, name, 0) != NULL ||
+            json_is_null(value))
             continue;
         (void)snprintf(at, sizeof at, "/%.64s", name);
         return err_set(e, ERR_BAD_REQUEST, at,
@@ -219,14 +200,16 @@ static int check_one_prompt(const json_t *body, struct err *e)
 static int rollouts_parse(struct rollouts_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
+    struct generate_request r;
 
-    if (op->one_prompt && check_one_prompt(body, e) != 0)
+    if ((op->one_prompt && check_one_prompt(body, e) != 0) ||
+        generation_read(&r, &op->request_id, g,
+                        op->one_prompt ? generate_members : rollouts_members, body, false, e) != 0)
         return -1;
-    if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
-        body_bool(&op->stream, body, "", "stream", e) != 0 ||
-        generation_parse_on_update(g, body, e) != 0 ||
-        generate_check_neutral(body, "", rules, e) != 0 || parse_prompts(op, body, e) != 0 ||
-        parse_sampling(g, body, e) != 0 || parse_routes(op, body, e) != 0 ||
+    op->stream = r.stream;
+    op->routes = routes_of(g);
+    if (parse_prompts(op, op->one_prompt ? r.token_ids : r.prompts, e) != 0 ||
+        parse_sampling(g, r.sampling_params, e) != 0 ||
         batch_options_parse(&op->options, body, g->n_prompts, g->app->generate->vocab_size, e) !=
             0 ||
         generation_expand(g, "/sampling_params/n", e) != 0 || check_nbytes(op, e) != 0)

@@ -29,14 +29,10 @@ struct table {
     enum id_type type;
 };
 
-int routed_experts_parse(struct generation *g, const json_t *body, bool always, struct err *e)
+int routed_experts_ask(struct generation *g, bool asked, struct err *e)
 {
-    bool *asked = &g->params.gen.routes;
-
-    *asked = always;
-    if (body_bool(asked, body, "", "return_routed_experts", e) != 0)
-        return -1;
-    if (!*asked || g->app->generate->info.n_route_layers > 0)
+    g->params.gen.routes = asked;
+    if (!asked || g->app->generate->info.n_route_layers > 0)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, ASKED_AT,
                    "'%.160s' has no experts: there is no routing to return; do not ask for "
@@ -71,16 +67,13 @@ int routed_experts_check(const struct generation *g, struct err *e)
 }
 
 int routed_experts_parse_replay(struct replay_layout *out, const struct generation *g,
-                                const json_t *body, struct err *e)
+                                const json_t *layout, struct err *e)
 {
     static const char at[] = "/replay_layout";
     const struct model_config *model = g->app->generate->model;
     uint32_t max = g->params.gen.max_tokens, n_longest = 0;
-    const json_t *layout = NULL;
 
     *out = (struct replay_layout){0};
-    if (body_object(&layout, body, "", at + 1, e) != 0)
-        return -1;
     if (layout == NULL)
         return 0;
     if (!g->params.gen.routes)

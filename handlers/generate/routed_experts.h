@@ -28,10 +28,9 @@ enum routed_form {
     ROUTED_INT32     /* SGLang: int32 without a shape */
 };
 
-/* routed_experts_parse - read return_routed_experts.
- * @always  the default of a request that does not say it
+/* routed_experts_ask - ask for routed experts, or not.
  * Errors: ERR_BAD_REQUEST at /return_routed_experts (the model has no experts). */
-int routed_experts_parse(struct generation *g, const json_t *body, bool always, struct err *e);
+int routed_experts_ask(struct generation *g, bool asked, struct err *e);
 
 /* routed_experts_check - check what the prompts decide, before anything is computed.
  * Errors: ERR_BAD_REQUEST at g->routes_start_at (not within a prompt), at /return_routed_experts
@@ -39,12 +38,13 @@ int routed_experts_parse(struct generation *g, const json_t *body, bool always, 
 int routed_experts_check(const struct generation *g, struct err *e);
 
 /* routed_experts_parse_replay - read replay_layout, after the sampling members and the prompts.
- * @out  n_stages is 0 if there is none
+ * @out     n_stages is 0 if there is none
+ * @layout  NULL: none
  * Errors: ERR_BAD_REQUEST at /replay_layout (the request does not ask for routed experts) or at a
  *         member of it, ERR_TOO_LARGE at /replay_layout: those of replay_layout_parse and
  *         replay_layout_check_size. */
 int routed_experts_parse_replay(struct replay_layout *out, const struct generation *g,
-                                const json_t *body, struct err *e);
+                                const json_t *layout, struct err *e);
 
 /* routed_experts_put - append the value: null while `made` is NULL, and for a request that did not
  * ask.

@@ -10,11 +10,13 @@
  * and filters. All prompts of one request have the same sampling parameters. */
 #include "handlers/generate/sglang_generate.h"
 
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/dialect.h"
 #include "handlers/generate/routed_experts.h"
 #include "handlers/route.h"
+#include "handlers/rows/generate_request.h"
 #include "handlers/rows/rows.h"
 
 #include <stdio.h>
@@ -22,73 +24,6 @@
 #include <string.h>
 
 #define SAMPLING_AT "/sampling_params"
-
-/* Refused unless neutral: member, kind, number. */
-#define REQUEST_NEUTRAL(X)                                                                         \
-    X("input_embeds", NEUTRAL_EMPTY, 0)                                                            \
-    X("image_data", NEUTRAL_EMPTY, 0)                                                              \
-    X("video_data", NEUTRAL_EMPTY, 0)                                                              \
-    X("audio_data", NEUTRAL_EMPTY, 0)                                                              \
-    X("modalities", NEUTRAL_EMPTY, 0)                                                              \
-    X("token_ids_logprob", NEUTRAL_EMPTY, 0)                                                       \
-    X("return_hidden_states", NEUTRAL_FALSE, 0)                                                    \
-    X("return_indexer_topk", NEUTRAL_FALSE, 0)                                                     \
-    X("return_sampling_mask", NEUTRAL_FALSE, 0)                                                    \
-    X("return_entropy", NEUTRAL_FALSE, 0)                                                          \
-    X("return_prompt_token_ids", NEUTRAL_FALSE, 0)                                                 \
-    X("return_flat_raw_top_logprobs", NEUTRAL_FALSE, 0)                                            \
-    X("return_flat_raw_top_logprobs_b64", NEUTRAL_FALSE, 0)                                        \
-    X("return_flat_raw_output_top_logprobs", NEUTRAL_FALSE, 0)                                     \
-    X("watermark", NEUTRAL_NULL, 0)                                                                \
-    X("return_bytes", NEUTRAL_FALSE, 0)                                                            \
-    X("session_params", NEUTRAL_EMPTY, 0)                                                          \
-    X("lora_id", NEUTRAL_EMPTY, 0)                                                                 \
-    X("custom_logit_processor", NEUTRAL_EMPTY, 0)                                                  \
-    X("positional_embed_overrides", NEUTRAL_NULL, 0)                                               \
-    X("multi_item_delimiter_indices", NEUTRAL_EMPTY, 0)                                            \
-    X("bootstrap_host", NEUTRAL_NULL, 0)                                                           \
-    X("bootstrap_port", NEUTRAL_NULL, 0)                                                           \
-    X("bootstrap_room", NEUTRAL_NULL, 0)                                                           \
-    X("max_thinking_tokens", NEUTRAL_NULL, 0)                                                      \
-    X("require_reasoning", NEUTRAL_FALSE, 0)                                                       \
-    X("background", NEUTRAL_FALSE, 0)                                                              \
-    X("priority", NEUTRAL_NUMBER, 0)
-#define MEMBER(member, kind, number) member,
-#define RULE(member, kind, number)   {member, kind, number},
-
-/* Members in this list that the code below does not read have no effect here: names, labels, hints
- * for routers and caches. */
-
-static const struct neutral_rule request_rules[] = {REQUEST_NEUTRAL(RULE){NULL, NEUTRAL_NULL, 0}};
-static const struct neutral_rule sampling_rules[] = {{"stop_regex", NEUTRAL_EMPTY, 0},
-                                                     {"json_schema", NEUTRAL_EMPTY, 0},
-                                                     {"regex", NEUTRAL_EMPTY, 0},
-                                                     {"ebnf", NEUTRAL_EMPTY, 0},
-                                                     {"structural_tag", NEUTRAL_EMPTY, 0},
-                                                     {"custom_params", NEUTRAL_EMPTY, 0},
-                                                     {"watermark", NEUTRAL_NULL, 0},
-                                                     {"beam_width", NEUTRAL_NUMBER, 1},
-                                                     {NULL, NEUTRAL_NULL, 0}};
-
-/* SGLang's sampling members and the native members with the same meaning. */
-static const struct dialect_member sampling_members[] = {
-    {"n", "n"},
-    {"temperature", "temperature"},
-    {"top_p", "top_p"},
-    {"top_k", "top_k"},
-    {"min_p", "min_p"},
-    {"frequency_penalty", "frequency_penalty"},
-    {"presence_penalty", "presence_penalty"},
-    {"repetition_penalty", "repetition_penalty"},
-    {"logit_bias", "logit_bias"},
-    {"stop", "stop"},
-    {"stop_token_ids", "stop_token_ids"},
-    {"ignore_eos", "ignore_eos"},
-    {"skip_special_tokens", "skip_special_tokens"},
-    {"spaces_between_special_tokens", "spaces_between_special_tokens"},
-    {"seed", "seed"},
-    {"sampling_seed", "seed"},
-    {NULL, NULL}};
 
 static void sglang_free(struct generation *g)
 {
@@ -137,20 +72,17 @@ static int parse_prompts(struct sglang_op *op, const json_t *body, struct err *e
 
 /* flat[member] = the value for all prompts. SGLang also takes an array with a value for each
  * prompt; here these must be equal. */
-static int flatten(json_t *flat, const json_t *body, const char *member, uint32_t n_prompts,
-                   struct err *e)
+static int flatten(json_t *flat, const char *member, uint32_t n_prompts, struct err *e)
 {
-    json_t *v = json_object_get(body, member), *array = json_is_array(v) ? v : NULL;
+    json_t *array = json_object_get(flat, member), *v = json_array_get(array, 0);
     char field[ERR_FIELD_MAX];
 
-    if (v == NULL)
+    if (!json_is_array(array))
         return 0;
     (void)snprintf(field, sizeof field, "/%s", member);
-    if (array != NULL && json_array_size(array) != n_prompts)
+    if (json_array_size(array) != n_prompts)
         return err_set(e, ERR_BAD_REQUEST, field, "%zu values for %u prompts",
                        json_array_size(array), n_prompts);
-    if (array != NULL)
-        v = json_array_get(array, 0);
     for (size_t i = 1; i < json_array_size(array); i++) {
         if (json_equal(v, json_array_get(array, i)))
             continue;
@@ -164,14 +96,12 @@ static int flatten(json_t *flat, const json_t *body, const char *member, uint32_
 
 static int flatten_all(json_t **out, const json_t *body, uint32_t n_prompts, struct err *e)
 {
-    static const char *const members[] = {"sampling_params", "return_logprob", "logprob_start_len",
-                                          "top_logprobs_num", "lora_path"};
-    json_t *flat = json_object();
+    json_t *flat = json_copy(json_mutable(body));
 
     if (flat == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        if (flatten(flat, body, members[i], n_prompts, e) != 0) {
+    for (const struct member *m = sglang_generate_members; m->name != NULL; m++) {
+        if ((m->flags & M_EACH) != 0 && flatten(flat, m->name, n_prompts, e) != 0) {
             json_decref(flat);
             return -1;
         }
@@ -184,60 +114,45 @@ static int flatten_all(json_t **out, const json_t *body, uint32_t n_prompts, str
 static int parse_lengths(struct sglang_op *op, const json_t *sampling, struct err *e)
 {
     struct gen_params *gen = &op->c.g.params.gen;
-    uint64_t max = SGLANG_MAX_NEW_TOKENS_DEFAULT, min = 0;
 
     if (json_is_null(json_object_get(sampling, "max_new_tokens")))
-        max = GEN_MAX_TOKENS_REST;
-    if (body_u64(&max, sampling, SAMPLING_AT, "max_new_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0)
-        return -1;
-    if (body_u64(&min, sampling, SAMPLING_AT, "min_new_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0)
-        return -1;
-    if (min > max)
+        gen->max_tokens = GEN_MAX_TOKENS_REST;
+    if (gen->min_tokens > gen->max_tokens)
         return err_set(e, ERR_BAD_REQUEST, SAMPLING_AT "/min_new_tokens",
-                       "min_new_tokens is %llu; at most max_new_tokens, %llu, is allowed",
-                       (unsigned long long)min, (unsigned long long)max);
-    op->c.no_output = max == 0;
-    gen->max_tokens = op->c.no_output ? 1 : (uint32_t)max;
-    gen->min_tokens = (uint32_t)min;
+                       "min_new_tokens is %u; at most max_new_tokens, %u, is allowed",
+                       gen->min_tokens, gen->max_tokens);
+    op->c.no_output = gen->max_tokens == 0;
+    gen->max_tokens += op->c.no_output;
     return 0;
 }
 
-static int parse_sampling(struct sglang_op *op, const json_t *flat, struct err *e)
+static int parse_sampling(struct sglang_op *op, const json_t *sampling, struct err *e)
 {
     struct generation *g = &op->c.g;
-    const json_t *sampling = NULL;
-    json_t *ours = NULL;
-    int rc;
 
-    if (body_object(&sampling, flat, "", "sampling_params", e) != 0 ||
-        body_only(sampling, SAMPLING_AT, sglang_sampling_rows, e) != 0 ||
-        generate_check_neutral(sampling, SAMPLING_AT, sampling_rules, e) != 0 ||
-        parse_lengths(op, sampling, e) != 0 ||
-        body_bool(&g->params.include_stop_str, sampling, SAMPLING_AT, "no_stop_trim", e) != 0 ||
-        dialect_select_members(&ours, sampling, sampling_members, e) != 0)
+    if (member_read_only(&g->params, sglang_sampling_rows, sampling, SAMPLING_AT, e) != 0 ||
+        parse_lengths(op, sampling, e) != 0)
         return -1;
-    rc = generate_params_parse(&g->params, ours, SAMPLING_AT, g->app->generate->vocab_size,
-                               g->app->generate->tokenizer, e);
-    json_decref(ours);
-    return rc;
+    return generate_params_lists(&g->params, sampling, SAMPLING_AT, g->app->generate->vocab_size,
+                                 g->app->generate->tokenizer, e);
 }
 
-static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *e)
+static int parse_logprobs(struct sglang_op *op, const struct sglang_request *r, const json_t *flat,
+                          struct err *e)
 {
     struct gen_params *gen = &op->c.g.params.gen;
-    int64_t start = -1;
-    uint64_t n_top = 0;
+    int start = r->logprob_start_len;
+    uint32_t n_top = 0;
 
-    if (body_bool(&op->with_logprobs, flat, "", "return_logprob", e) != 0 ||
-        body_i64(&start, flat, "", "logprob_start_len", -1, INT32_MAX, e) != 0 ||
-        body_u64(&n_top, flat, "", "top_logprobs_num", 0, op->c.g.app->generate->vocab_size, e) !=
-            0)
+    if (body_u32(&n_top, flat, "", "top_logprobs_num", 0, op->c.g.app->generate->vocab_size, e) !=
+        0)
         return -1;
+    op->with_logprobs = r->return_logprob;
     op->c.g.logprobs_at = op->c.g.prompt_logprobs_at = "/top_logprobs_num";
     op->logprob_start = op->with_logprobs ? start : -1;
     if (!op->with_logprobs)
         return 0;
-    op->n_top = (uint32_t)n_top;
+    op->n_top = n_top;
     gen->logprobs = (int32_t)n_top;
     gen->logprobs_mode = GEN_LOGPROBS_TEMPERED;
     if (start < 0)
@@ -252,25 +167,10 @@ static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *
     return 0;
 }
 
-static int parse_routed(struct sglang_op *op, const json_t *body, struct err *e)
+static int check_lora(struct generation *g, const char *name, struct err *e)
 {
-    struct generation *g = &op->c.g;
-    uint64_t start = 0;
-
-    if (body_u64(&start, body, "", "routed_experts_start_len", 0, UINT32_MAX, e) != 0)
-        return -1;
-    g->params.routes_start = (uint32_t)start;
-    g->routes_start_at = "/routed_experts_start_len";
-    return routed_experts_parse(g, body, false, e);
-}
-
-static int parse_lora(struct generation *g, const json_t *flat, struct err *e)
-{
-    const char *name = NULL;
     int kind;
 
-    if (body_str(&name, flat, "", "lora_path", e) != 0)
-        return -1;
     if (name == NULL || name[0] == '\0')
         return 0;
     kind = generation_check_model(g->app, name, e);
@@ -360,16 +260,25 @@ static int parse_rids(struct sglang_op *op, const json_t *body, struct err *e)
     return 0;
 }
 
-static int parse_all(struct sglang_op *op, const json_t *body, const json_t *flat, struct err *e)
+static int parse_all(struct sglang_op *op, const json_t *flat, struct err *e)
 {
     struct generation *g = &op->c.g;
+    struct sglang_request r = {0};
 
-    if (parse_sampling(op, flat, e) != 0 || parse_logprobs(op, flat, e) != 0 ||
-        parse_lora(g, flat, e) != 0 ||
+    if (member_read(&r, sglang_generate_members, flat, "", e) != 0)
+        return -1;
+    op->c.stream.on = r.stream;
+    op->with_text = r.return_text_in_logprobs;
+    if (parse_sampling(op, r.sampling_params, e) != 0)
+        return -1;
+    g->params.routes_start = r.routed_experts_start_len;
+    g->routes_start_at = "/routed_experts_start_len";
+    if (routed_experts_ask(g, r.return_routed_experts, e) != 0 ||
+        parse_logprobs(op, &r, flat, e) != 0 || check_lora(g, r.lora_path, e) != 0 ||
         generation_count_seqs(g, op->c.prompts_at, &op->n_seqs, e) != 0)
         return -1;
     op->is_array = op->c.is_list || g->params.n > 1;
-    return parse_rids(op, body, e);
+    return parse_rids(op, flat, e);
 }
 
 static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
@@ -381,12 +290,9 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
     op->c.g.events_repeat = true;
     op->c.logprobs = op->c.prompt_logprobs = -1; /* they are sent in SGLang's form */
     op->c.add_special = op->c.return_ids = true;
-    if (body_bool(&op->c.stream.on, body, "", "stream", e) != 0 ||
-        body_bool(&op->with_text, body, "", "return_text_in_logprobs", e) != 0 ||
-        generate_check_neutral(body, "", request_rules, e) != 0 || parse_routed(op, body, e) != 0 ||
-        parse_prompts(op, body, e) != 0 || flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
+    if (parse_prompts(op, body, e) != 0 || flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
         return -1;
-    rc = parse_all(op, body, flat, e);
+    rc = parse_all(op, flat, e);
     json_decref(flat);
     return rc;
 }

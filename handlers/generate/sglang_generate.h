@@ -11,8 +11,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SGLANG_MAX_NEW_TOKENS_DEFAULT = 128 };
-
 /* All that was sent of a sequence so far: each event repeats it. */
 struct sglang_sent {
     struct buf text;

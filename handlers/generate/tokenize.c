@@ -7,6 +7,7 @@
 #include "handlers/generate/generation.h"
 #include "handlers/generate/generation_reply.h"
 #include "handlers/json_put.h"
+#include "handlers/rows/generate_request.h"
 #include "text/tokenizer.h"
 
 #include <stdlib.h>
@@ -14,12 +15,9 @@
 
 enum { TOKENIZE_PROMPT_NBYTES_MAX = 8 << 20 };
 
-
 struct tokenize_req {
-    const char *model, *prompt; /* borrowed from the body */
-    size_t len;
-    bool add_special, return_strings;
-    struct buf text; /* rendered messages */
+    struct tokenize_request r; /* its prompt is of the body, or `text` */
+    struct buf text;           /* rendered messages */
 };
 
 /* The prompt that /v1/chat/completions would make of the same members. */
@@ -34,9 +32,8 @@ static int render_messages(struct tokenize_req *req, const struct app *app, cons
     if (rc == 0)
         rc = chat_prompt(&chat, app->generate->chat, &req->text, e);
     if (rc == 0) {
-        req->prompt = req->text.data;
-        req->len = req->text.len;
-        req->add_special = chat.add_special;
+        req->r.prompt = (struct member_text){req->text.data, req->text.len};
+        req->r.add_special_tokens = chat.add_special;
     }
     chat_request_fini(&chat);
     return rc;
@@ -45,26 +42,21 @@ static int render_messages(struct tokenize_req *req, const struct app *app, cons
 static int tokenize_parse(struct tokenize_req *req, const struct app *app, const json_t *body,
                           struct err *e)
 {
-    req->add_special = true;
-    if (body_str(&req->model, body, "", "model", e) != 0 ||
-        body_bool(&req->return_strings, body, "", "return_token_strs", e) != 0)
+    req->r.add_special_tokens = true;
+    if (member_read(&req->r, tokenize_members, body, "", e) != 0)
         return -1;
     if (body_given(body, "messages") != NULL)
         return render_messages(req, app, body, e);
-    if (body_required(body, "", "prompt", e) != 0 ||
-        body_text(&req->prompt, &req->len, body, "", "prompt", e) != 0 ||
-        body_bool(&req->add_special, body, "", "add_special_tokens", e) != 0)
-        return -1;
-    return 0;
+    return body_required(body, "", "prompt", e);
 }
 
 static int tokenize_validate(const struct tokenize_req *req, const struct app *app, struct err *e)
 {
-    if (generation_check_model(app, req->model, e) < 0)
+    if (generation_check_model(app, req->r.model, e) < 0)
         return -1;
-    if (req->len > TOKENIZE_PROMPT_NBYTES_MAX)
+    if (req->r.prompt.len > TOKENIZE_PROMPT_NBYTES_MAX)
         return err_set(e, ERR_TOO_LARGE, "/prompt", "%zu bytes of text; at most %d are allowed",
-                       req->len, TOKENIZE_PROMPT_NBYTES_MAX);
+                       req->r.prompt.len, TOKENIZE_PROMPT_NBYTES_MAX);
     return 0;
 }
 
@@ -93,7 +85,7 @@ static void put_reply(struct buf *out, const struct app_generate *generate,
         json_put_int(out, ids[i]);
     json_put_close(out, ']');
     json_put_name(out, "token_strs");
-    if (req->return_strings)
+    if (req->r.return_token_strs)
         put_strings(out, generate->tokenizer, ids, n);
     else
         json_put_null(out);
@@ -105,7 +97,8 @@ static int reply_ids(struct http_request *x, const struct app *app, const struct
                      const uint32_t *ids, size_t n, struct err *e)
 {
     enum { ID_NBYTES = 8, STRING_NBYTES = 3 /* quotes and comma */ };
-    uint64_t about = ID_NBYTES * n + (req->return_strings ? req->len + STRING_NBYTES * n : 0);
+    uint64_t about = ID_NBYTES * n +
+                     (req->r.return_token_strs ? req->r.prompt.len + STRING_NBYTES * n : 0);
     struct unread_body *b;
     struct buf text = {0};
 
@@ -134,8 +127,8 @@ int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
         return -1;
     if (tokenize_parse(&req, app, body, e) != 0 || tokenize_validate(&req, app, e) != 0)
         goto out;
-    if (tokenizer_encode(app->generate->tokenizer, req.prompt, req.len, req.add_special, &ids, &n,
-                         e) != 0)
+    if (tokenizer_encode(app->generate->tokenizer, req.r.prompt.s, req.r.prompt.len,
+                         req.r.add_special_tokens, &ids, &n, e) != 0)
         goto out;
     rc = reply_ids(x, app, &req, ids, n, e);
 out:

@@ -17,6 +17,8 @@ extern const struct member bucket_rows[];     /* one bucket of several */
 extern const struct member sampling_rows[];   /* as in vLLM: of /v1/generate, completions, chats */
 extern const struct member sglang_sampling_rows[];
 extern const struct member stream_options_rows[];
+extern const struct member chat_rows[];  /* what a chat template is given */
+extern const struct member batch_rows[]; /* how a batch is laid out */
 extern const struct member replay_layout_rows[];
 extern const struct member step_rows[]; /* the place of one sample in its trajectory */
 

@@ -18,7 +18,7 @@ same .engine.on_update continue
 check modes
 post 400 /v1/generate '{"token_ids": [1], "sampling_params": {}, "on_update": "later"}'
 same .error.param /on_update
-has 'expected continue, finish or recompute'
+has 'not one of continue, finish, recompute'
 stop_server
 
 serve_model --allow-path "$CHECKPOINTS" --max-versions 2 --pin-timeout 100

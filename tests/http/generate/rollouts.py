@@ -179,7 +179,7 @@ def refusals():
             (400, "/sampling_params/prompt_logprobs", "no logprobs", {"sampling_params": {"prompt_logprobs": 0}}),
             (400, "/sampling_params/routed_experts_prompt_start", "all positions",
              {"sampling_params": {"routed_experts_prompt_start": 1}}),
-            (400, "/layout", "none of 'left_padded', 'tight'", {"layout": "right"}),
+            (400, "/layout", "not one of left_padded, tight", {"layout": "right"}),
             (400, "/steps/1", "ascend by 1", {"steps": steps}),
             (400, "/steps", "1 steps for 2 prompts", {"steps": steps[:1]}),
             (400, "/return_routed_experts", "experts", {"return_routed_experts": True}),

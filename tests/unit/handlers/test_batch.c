@@ -269,7 +269,7 @@ static void test_steps(void **state)
 static void test_parse_refuses(void **state)
 {
     static const char *const cases[][3] = {
-        {"{\"layout\":\"right\"}", "/layout", "none of 'left_padded', 'tight'"},
+        {"{\"layout\":\"right\"}", "/layout", "not one of left_padded, tight"},
         {"{\"sequence_multiple\":0}", "/sequence_multiple", "0"},
         {"{\"pad_token_id\":100}", "/pad_token_id", "100"},
         {"{\"steps\":[]}", "/steps", "0 steps for 3 prompts"},

@@ -148,7 +148,7 @@ static void test_parse_accepts_neutral_and_unknown(void **state)
         p.gen.seed = fresh.gen.seed = 0; /* unset in both */
         assert_memory_equal(&p.gen, &fresh.gen, sizeof p.gen);
         assert_int_equal(p.n, 1);
-        assert_false(p.seeded);
+        assert_int_equal(p.seed, -1);
         generate_params_fini(&p);
     }
 }
@@ -194,7 +194,7 @@ static void test_parse_takes_every_honoured_member(void **state)
     assert_int_equal(p.gen.min_tokens, 2);
     assert_true(p.gen.temperature == 0.5F && p.gen.top_p == 0.25F && p.gen.min_p == 0.125F);
     assert_int_equal(p.gen.top_k, 7);
-    assert_true(p.seeded && p.gen.seed == (uint64_t)-5);
+    assert_int_equal(p.seed, -5);
     assert_int_equal(p.gen.logprobs, 0);
     assert_int_equal(p.gen.prompt_logprobs, 4);
     assert_true(p.gen.repetition_penalty == 1.5F && p.gen.frequency_penalty == -2.0F &&
@@ -286,17 +286,33 @@ static void test_minus_one_is_all_logprobs(void **state)
     json_decref(o);
 }
 
-static void test_members_list_every_rule(void **state)
+/* Each row with a neutral value refuses any other, with a message that names both. */
+static void test_neutral_rows_refuse_other_values(void **state)
 {
-    static const char *const rules[] = {
-#define X(member, kind, number) member,
-        GENERATE_SAMPLING_NEUTRAL(X)
-#undef X
-    };
+    size_t n = 0;
 
     (void)state;
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
-        assert_non_null(member_find(sampling_rows, rules[i], 0));
+    for (const struct member *m = sampling_rows; m->name != NULL; m++) {
+        json_t *other = json_pack("{s:i}", m->name, 17), *none = json_pack("{s:n}", m->name);
+        struct generate_params p;
+        struct err e = {0};
+
+        generate_params_init(&p);
+        if (m->neutral != NULL) {
+            n++;
+            assert_int_equal(generate_params_parse(&p, other, at, VOCAB, NULL, &e), -1);
+            assert_string_equal(strrchr(e.field, '/') + 1, m->name);
+            assert_non_null(strstr(e.msg, "found 17, only null"));
+            assert_non_null(
+                strstr(e.msg, strcmp(m->neutral, "empty") == 0 ? "or an empty value" : m->neutral));
+            e = (struct err){0};
+            assert_int_equal(generate_params_parse(&p, none, at, VOCAB, NULL, &e), 0);
+        }
+        generate_params_fini(&p);
+        json_decref(other);
+        json_decref(none);
+    }
+    assert_true(n > 15);
 }
 
 static void test_ids_refuses(void **state)
@@ -354,7 +370,7 @@ int main(void)
         cmocka_unit_test(test_for_copies_stops_and_draws_seeds),
         cmocka_unit_test(test_fork_shares_the_logits_processor),
         cmocka_unit_test(test_minus_one_is_all_logprobs),
-        cmocka_unit_test(test_members_list_every_rule),
+        cmocka_unit_test(test_neutral_rows_refuse_other_values),
         cmocka_unit_test(test_ids_refuses),
         cmocka_unit_test(test_ids_takes_what_fits),
     };

@@ -171,37 +171,23 @@ static void test_without_routes(void **state)
     buf_fini(&out);
 }
 
-static void test_parse(void **state)
+static void test_ask(void **state)
 {
-    json_t *asks = json_pack("{s:b}", "return_routed_experts", 1);
-    json_t *not = json_pack("{s:b}", "return_routed_experts", 0);
-    json_t *wrong = json_pack("{s:s}", "return_routed_experts", "yes"), *silent = json_object();
     struct world w;
     struct err e = {0};
 
     (void)state;
     world_init(&w);
-    assert_int_equal(routed_experts_parse(&w.g, asks, false, &e), 0);
+    assert_int_equal(routed_experts_ask(&w.g, true, &e), 0);
     assert_true(w.g.params.gen.routes);
-    assert_int_equal(routed_experts_parse(&w.g, not, true, &e), 0);
+    assert_int_equal(routed_experts_ask(&w.g, false, &e), 0);
     assert_false(w.g.params.gen.routes);
-    assert_int_equal(routed_experts_parse(&w.g, silent, true, &e), 0);
-    assert_true(w.g.params.gen.routes);
-    assert_int_equal(routed_experts_parse(&w.g, silent, false, &e), 0);
-    assert_false(w.g.params.gen.routes);
-    assert_int_equal(routed_experts_parse(&w.g, wrong, false, &e), -1);
-    assert_string_equal(e.field, "/return_routed_experts");
-    e = (struct err){0};
     w.generate.info.n_route_layers = 0;
-    assert_int_equal(routed_experts_parse(&w.g, not, false, &e), 0);
-    assert_int_equal(routed_experts_parse(&w.g, asks, false, &e), -1);
+    assert_int_equal(routed_experts_ask(&w.g, false, &e), 0);
+    assert_int_equal(routed_experts_ask(&w.g, true, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     assert_string_equal(e.field, "/return_routed_experts");
     assert_non_null(strstr(e.msg, "'m' has no experts"));
-    json_decref(asks);
-    json_decref(not );
-    json_decref(wrong);
-    json_decref(silent);
 }
 
 static void test_limits(void **state)
@@ -238,7 +224,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms),  cmocka_unit_test(test_npy),
         cmocka_unit_test(test_dtypes), cmocka_unit_test(test_without_routes),
-        cmocka_unit_test(test_parse),  cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_ask),  cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
