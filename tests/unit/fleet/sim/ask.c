@@ -302,13 +302,14 @@ static void remove_engine(struct engine *g)
 
     if (upstreams_remove(world.upstreams, world_url(check_index_of(g)), &u, &e) == 0) {
         upstream_unref(u);
+        g->was_removed = true;
+        g->answered = 0; /* it may be forgotten */
         g->left = open != NULL ? world_label(open->label) : g->left;
     }
     fleet_unref(world.fc, open);
 }
 
-/* What it answered before may be forgotten. */
-static void add_engine(struct engine *g)
+static void add_engine(const struct engine *g)
 {
     char entry[64];
     struct upstream *u = NULL;
@@ -316,10 +317,8 @@ static void add_engine(struct engine *g)
 
     (void)snprintf(entry, sizeof entry, "%s,%s", world_url(check_index_of(g)),
                    upstream_kind_name(g->kind));
-    if (upstreams_add(world.upstreams, entry, &u, &e) != 0)
-        return;
-    g->answered = 0;
-    upstream_unref(u);
+    if (upstreams_add(world.upstreams, entry, &u, &e) == 0)
+        upstream_unref(u);
 }
 
 /* @argument  it joins again */

@@ -3,6 +3,7 @@
 #include "fleet/members/fleet_priv.h"
 #include "fleet/update/fleet_update_priv.h"
 #include "fleet/want/fleet_cache.h"
+#include "fleet/want/fleet_reconcile.h"
 
 enum broken broken;
 
@@ -19,6 +20,21 @@ __typeof__(fleet_engine_is_held_locked) __wrap_fleet_engine_is_held_locked,
 __typeof__(fleet_update_us) __wrap_fleet_update_us, __real_fleet_update_us;
 __typeof__(fleet_set_why) __wrap_fleet_set_why, __real_fleet_set_why;
 __typeof__(fleet_to_wake) __wrap_fleet_to_wake, __real_fleet_to_wake;
+__typeof__(have_reset_adapter) __wrap_have_reset_adapter, __real_have_reset_adapter;
+__typeof__(fleet_start_parts) __wrap_fleet_start_parts, __real_fleet_start_parts;
+__typeof__(fleet_result_may_have_run) __wrap_fleet_result_may_have_run,
+    __real_fleet_result_may_have_run;
+__typeof__(fleet_check_dirty_markers) __wrap_fleet_check_dirty_markers,
+    __real_fleet_check_dirty_markers;
+__typeof__(fleet_drop_restarted) __wrap_fleet_drop_restarted, __real_fleet_drop_restarted;
+__typeof__(fleet_set_new_labels) __wrap_fleet_set_new_labels, __real_fleet_set_new_labels;
+__typeof__(fleet_abort_with_lock) __wrap_fleet_abort_with_lock, __real_fleet_abort_with_lock;
+__typeof__(fleet_need_tried) __wrap_fleet_need_tried, __real_fleet_need_tried;
+__typeof__(fleet_derive_locked) __wrap_fleet_derive_locked, __real_fleet_derive_locked;
+__typeof__(fleet_pause_drive) __wrap_fleet_pause_drive, __real_fleet_pause_drive;
+__typeof__(fleet_sleep_drive) __wrap_fleet_sleep_drive, __real_fleet_sleep_drive;
+__typeof__(fleet_own_updates_drive) __wrap_fleet_own_updates_drive, __real_fleet_own_updates_drive;
+__typeof__(fleet_needs) __wrap_fleet_needs, __real_fleet_needs;
 
 void __wrap_have_doubt(struct engine_have *have, enum api_op op, const struct api_args *args,
                        struct have_before *before)
@@ -35,8 +51,18 @@ void __wrap_have_doubt(struct engine_have *have, enum api_op op, const struct ap
 
 void __wrap_have_reset(struct engine_have *have, bool certain)
 {
+    if (broken == BROKEN_SENT)
+        have->gate_calls.asked = have->sleep_calls.asked = false;
     if (broken != BROKEN_RESET)
         __real_have_reset(have, certain);
+    if (broken == BROKEN_FIRST && !certain)
+        have->caches.emptied = have->caches.due;
+}
+
+void __wrap_have_reset_adapter(struct adapter_have *a, bool certain)
+{
+    if (broken != BROKEN_RESTARTED_ADAPTERS)
+        __real_have_reset_adapter(a, certain);
 }
 
 void __wrap_fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *why)
@@ -98,4 +124,88 @@ struct api_sleep __wrap_fleet_to_wake(const struct fleet *f, const struct upstre
     if (broken == BROKEN_WAKE && fleet_may_sleep(f, u))
         return (struct api_sleep){.weights = !f->asleep.weights, .kv = !f->asleep.kv};
     return __real_fleet_to_wake(f, u);
+}
+
+int __wrap_fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
+                             const struct api_tensors *tensors, struct err *e)
+{
+    return broken == BROKEN_START ? 0 : __real_fleet_start_parts(fc, s, tensors, e);
+}
+
+bool __wrap_fleet_result_may_have_run(const struct fleet_result *result)
+{
+    return !(broken == BROKEN_TWICE && result->outcome == FLEET_UNKNOWN) &&
+           __real_fleet_result_may_have_run(result);
+}
+
+int __wrap_fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
+                                     struct err *e)
+{
+    return broken == BROKEN_PROCESS ? 0 : __real_fleet_check_dirty_markers(fc, s, all, e);
+}
+
+int __wrap_fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    return broken == BROKEN_PROCESS ? 0 : __real_fleet_drop_restarted(fc, s, e);
+}
+
+void __wrap_fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, bool resumed,
+                                 struct fanout_with *with, struct err *why)
+{
+    if (broken != BROKEN_LABEL)
+        __real_fleet_set_new_labels(fc, s, resumed, with, why);
+}
+
+void __wrap_fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
+                                  const struct err *why)
+{
+    __real_fleet_abort_with_lock(fc, s, why);
+    if (broken == BROKEN_SERIAL && upstreams_fleet(fc->upstreams)->serial > 0)
+        upstreams_fleet(fc->upstreams)->serial--;
+}
+
+void __wrap_fleet_need_tried(struct fleet *f, struct upstream *upstream, enum fleet_need which,
+                             const struct err *why)
+{
+    __real_fleet_need_tried(f, upstream, which, why);
+    if (broken == BROKEN_DUE && why->code != ERR_NONE)
+        upstream->needs[which].retry.due_us = CLOCK_NEVER;
+}
+
+void __wrap_fleet_derive_locked(const struct fleet *f, struct upstream *u)
+{
+    static const unsigned forgotten[BROKENS] = {
+        [BROKEN_OUT_DOWN] = REASON_BIT(REASON_DOWN) | REASON_BIT(REASON_PROBES_FAIL),
+        [BROKEN_OUT_SLEEP] = REASON_BIT(REASON_ASLEEP) | REASON_BIT(REASON_SLEEP_MISSED),
+        [BROKEN_OUT_PAUSE] = REASON_BIT(REASON_NOT_RESUMED) | REASON_BIT(REASON_PAUSE_MISSED),
+        [BROKEN_OUT_WEIGHTS] = REASON_BIT(REASON_OTHER_WEIGHTS),
+        [BROKEN_OUT_NEEDS] = REASON_BIT(REASON_ADAPTERS)};
+
+    __real_fleet_derive_locked(f, u);
+    u->out &= ~forgotten[broken];
+}
+
+void __wrap_fleet_pause_drive(struct fleet_control *fc)
+{
+    if (broken != BROKEN_ROW_PAUSE)
+        __real_fleet_pause_drive(fc);
+}
+
+void __wrap_fleet_sleep_drive(struct fleet_control *fc)
+{
+    if (broken != BROKEN_ROW_SLEEP)
+        __real_fleet_sleep_drive(fc);
+}
+
+void __wrap_fleet_own_updates_drive(struct fleet_control *fc)
+{
+    if (broken != BROKEN_ROW_OWN_UPDATE)
+        __real_fleet_own_updates_drive(fc);
+}
+
+bool __wrap_fleet_needs(struct fleet *f, struct upstream *upstream, enum fleet_need which)
+{
+    return !(broken == BROKEN_ROW_CACHES && which == NEED_CACHES) &&
+           !(broken == BROKEN_ROW_ADAPTERS && which == NEED_ADAPTERS) &&
+           __real_fleet_needs(f, upstream, which);
 }

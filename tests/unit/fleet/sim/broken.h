@@ -15,6 +15,27 @@ enum broken {
     BROKEN_DEADLINE, /* a step of an update has no deadline that matters */
     BROKEN_WHY,      /* nothing says why an engine is out of rotation */
     BROKEN_WAKE,     /* an SGLang is woken though it may be awake */
+    BROKEN_SENT,     /* what was sent since a process was last seen is forgotten by a restart */
+    BROKEN_FIRST,    /* an engine that was just added counts as one with empty caches */
+    BROKEN_RESTARTED_ADAPTERS, /* another process has the adapters of the one before */
+    BROKEN_START,              /* tensors come without a start */
+    BROKEN_TWICE,   /* tensors whose answer was lost count as not taken, and are sent again */
+    BROKEN_PROCESS, /* nobody asks which process gets the tensors and the end of an update */
+    BROKEN_LABEL,   /* the new name is not set where the end of an update takes none */
+    BROKEN_SERIAL,  /* an abort sets the fleet's version back */
+    BROKEN_DUE,     /* what failed is never tried again */
+    /* What rotation does not ask for: */
+    BROKEN_OUT_DOWN,
+    BROKEN_OUT_SLEEP,
+    BROKEN_OUT_PAUSE,
+    BROKEN_OUT_WEIGHTS,
+    BROKEN_OUT_NEEDS,
+    /* What is not driven: */
+    BROKEN_ROW_PAUSE,
+    BROKEN_ROW_SLEEP,
+    BROKEN_ROW_OWN_UPDATE,
+    BROKEN_ROW_CACHES,
+    BROKEN_ROW_ADAPTERS,
     BROKENS
 };
 

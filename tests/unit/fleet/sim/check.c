@@ -264,8 +264,8 @@ static bool is_known_to_have(const struct engine *g, int adapter)
            g->answered_incarnation == world_incarnation(g);
 }
 
-/* An adapter that no member is known to have keeps out none that has refused it: all are alike
- * without it. */
+/* An adapter that no member is known to have keeps out none that has refused it, or could not be
+ * asked: all are alike without it. */
 static bool may_lack_adapter(const struct engine *g)
 {
     for (size_t i = 0; i < world.n_engines; i++)
@@ -280,6 +280,9 @@ static void check_grant(struct engine *g)
         return;
     if (g->n_finishes > 0)
         check_fail("I17: %s gets a request while its update ends", name_of(g));
+    if (g->not_resumed_us != 0 && g->not_resumed_us < clock_now_us() && g->paused &&
+        g->gates.n == 0)
+        check_fail("I4: %s gets a request, and its last resume has failed", name_of(g));
     if (world.n_loads == 0 && !world.adapter_unsure && g->adapter != world.adapter &&
         !may_lack_adapter(g))
         check_fail("I4: %s gets a request with adapter %d, and the fleet has %d", name_of(g),

@@ -20,8 +20,8 @@ void engine_start(struct engine *g)
                          .seen_us = was.seen_us,
                          .n_own = was.n_own,
                          .n_queries = was.n_queries,
-                         .n_changes = was.n_changes,
-                         .overlap = was.overlap,
+                         .changes = was.changes,
+                         .gates = was.gates,
                          .unreported = was.n_queries > 0,
                          .caches = {NO_ENTRY, NO_ENTRY, NO_ENTRY},
                          .held_kv = NO_ENTRY};
@@ -57,9 +57,9 @@ int engine_version(const struct engine *g)
     return !g->open && is_whole(g) ? g->target : TORN;
 }
 
-void engine_name(const struct engine *g, char *out, size_t cap)
+void engine_name(const struct engine *g, unsigned process, char *out, size_t cap)
 {
-    (void)snprintf(out, cap, "%u.%zu", g->process, check_index_of(g));
+    (void)snprintf(out, cap, "%u.%zu", process, check_index_of(g));
 }
 
 /* ---- tokens ---- */
@@ -164,7 +164,7 @@ static void done(const struct engine *g, struct reply *r, const char *phase)
 {
     char name[32];
 
-    engine_name(g, name, sizeof name);
+    engine_name(g, g->process, name, sizeof name);
     r->status = 200;
     (void)snprintf(r->text, sizeof r->text,
                    "{\"success\":true,\"update_id\":\"%s\",\"phase\":\"%s\",\"boot_id\":\"%s\","
@@ -233,6 +233,10 @@ static void update_weights(struct engine *g, const json_t *body, struct reply *r
         return;
     }
     check_tensors(g, target);
+    if (engine_overwrites(g) && g->knows_start && !g->open) {
+        refuse(r, 400);
+        return;
+    }
     if (engine_overwrites(g) && g->weights_asleep) { /* it has no memory to write them to */
         check_crash(g, check_is_open(target) ? "I7: tensors while it sleeps" : NULL);
         return;
@@ -513,7 +517,7 @@ static void say_status(const struct engine *g, struct reply *r)
     const char *held = is_asleep(g) ? "true" : "false";
     char name[32], pause[100] = "null", update[100] = "null";
 
-    engine_name(g, name, sizeof name);
+    engine_name(g, g->process, name, sizeof name);
     if (g->paused)
         (void)snprintf(pause, sizeof pause, "{\"owner\":\"%s\"}", g->pause_owner);
     if (g->open)

@@ -20,6 +20,13 @@ struct caches {
     int prefix, encoder, storage;
 };
 
+/* Requests of one sort that are under way; of two at the same time it is not known which came last.
+ */
+struct calls {
+    unsigned n;
+    bool overlap;
+};
+
 struct engine {
     enum upstream_kind kind;
     bool knows_start; /* else an SGLang of an old release */
@@ -41,11 +48,12 @@ struct engine {
     int adapter;  /* its revision; 0: it has none */
     int answered; /* the revision of its last load that was answered well ... */
     uint64_t answered_us, answered_incarnation;
-    unsigned n_changes; /* loads and unloads under way; which of two came last is not known */
-    bool overlap;
-    int refused;     /* ... that was refused, on the way */
-    unsigned n_held; /* requests that a pause holds */
-    int held_kv;     /* what their KV was computed with; NO_ENTRY: it is computed again */
+    int refused;             /* the revision whose load was refused last, on the way, or not sent */
+    struct calls changes;    /* loads and unloads */
+    struct calls gates;      /* pauses and resumes */
+    uint64_t not_resumed_us; /* its last resume has failed, and that was answered; 0: no */
+    unsigned n_held;         /* requests that a pause holds */
+    int held_kv;             /* what their KV was computed with; NO_ENTRY: it is computed again */
 
     /* For what may be asked of it. */
     unsigned n_queries;  /* under way ... */
@@ -57,6 +65,7 @@ struct engine {
     unsigned last_sent;  /* tensors: a bit for each chunk that came ... */
     int last_target;     /* ... of this update */
     unsigned stray;      /* process that got tensors before it was seen */
+    bool was_removed;    /* since it was started */
     int left;            /* the update that was open when it was removed: it gets the rest of that,
                             also if it was added again; 0: none */
     bool unclosed;       /* an end without tensors was refused, which counts as: none is open */
@@ -88,7 +97,7 @@ void engine_token(struct engine *g, bool of_client);
 /* engine_take_part - of tensors: they came in part, and the rest will not. */
 void engine_take_part(struct engine *g);
 
-/* engine_name - of its process. */
-void engine_name(const struct engine *g, char *out, size_t cap);
+/* engine_name - of its process of this number. */
+void engine_name(const struct engine *g, unsigned process, char *out, size_t cap);
 
 #endif

@@ -85,33 +85,54 @@ static int revision_of(const struct http_call *c)
     return path != NULL ? (int)strtol(path + strlen("/adapters/"), NULL, 10) : 0;
 }
 
-static bool changes_adapter(const struct http_call *c)
+/* NULL: no matter how many there are. */
+static struct calls *calls_of(const struct http_call *c)
 {
-    return c->op == API_LOAD_ADAPTER || c->op == API_UNLOAD_ADAPTER;
+    if (c->op == API_LOAD_ADAPTER || c->op == API_UNLOAD_ADAPTER)
+        return &c->engine->changes;
+    return c->op == API_PAUSE || c->op == API_RESUME ? &c->engine->gates : NULL;
 }
 
-static void begin_change(const struct http_call *c)
+static void begin_call(const struct http_call *c)
 {
-    if (changes_adapter(c))
-        c->engine->overlap = c->engine->n_changes++ > 0;
+    struct calls *calls = calls_of(c);
+
+    if (calls != NULL)
+        calls->overlap = calls->n++ > 0;
+    if (c->op == API_PAUSE) /* then it may be paused, as the others are */
+        c->engine->not_resumed_us = 0;
 }
 
-static void end_change(const struct http_call *c)
+static void end_call(const struct http_call *c)
 {
-    c->engine->n_changes -= changes_adapter(c);
+    struct calls *calls = calls_of(c);
+
+    if (calls != NULL)
+        calls->n--;
 }
 
 static void note_adapter(const struct http_call *c)
 {
     struct engine *g = c->engine;
 
-    if (g->overlap || (c->op == API_UNLOAD_ADAPTER && g->adapter == 0))
+    if (c->process != g->process)
+        return;
+    if (g->changes.overlap || (c->op == API_UNLOAD_ADAPTER && g->adapter == 0))
         g->answered = 0;
-    if (g->overlap || c->op != API_LOAD_ADAPTER || c->reply.status != 200)
+    if (g->changes.overlap || c->op != API_LOAD_ADAPTER || c->reply.status != 200)
         return;
     g->answered = revision_of(c);
     g->answered_us = clock_now_us();
     g->answered_incarnation = world_incarnation(g);
+}
+
+static void note_gate(const struct http_call *c, bool good)
+{
+    struct engine *g = c->engine;
+    bool failed = c->op == API_RESUME && !good && g->paused && !g->gates.overlap &&
+                  c->process == g->process;
+
+    g->not_resumed_us = failed ? clock_now_us() : 0;
 }
 
 static void end(struct http_call *c, enum http_outcome outcome, bool sent)
@@ -121,7 +142,11 @@ static void end(struct http_call *c, enum http_outcome outcome, bool sent)
     if (outcome != HTTP_WHOLE)
         (void)snprintf(e.why, sizeof e.why, "it failed");
     sched_cancel(c);
-    end_change(c);
+    end_call(c);
+    if (c->op == API_LOAD_ADAPTER && !sent)
+        c->engine->refused = revision_of(c);
+    if (calls_of(c) == &c->engine->gates)
+        note_gate(c, outcome == HTTP_WHOLE && c->reply.status == 200);
     if (c->ends)
         c->engine->n_finishes -= c->process == c->engine->process;
     if (c->op == API_UPDATE_WEIGHTS && outcome != HTTP_WHOLE && sent)
@@ -131,6 +156,14 @@ static void end(struct http_call *c, enum http_outcome outcome, bool sent)
     free(c->body);
     free(c);
     check_now();
+}
+
+/* It has ended since: most often its answer is lost with it, but it may have been on its way. */
+static bool is_lost_with_process(const struct http_call *c)
+{
+    bool ended = !c->engine->up || c->process != c->engine->process;
+
+    return ended && (world.cfg.seed == 0 || sched_chance(70));
 }
 
 static void on_answer(void *arg)
@@ -143,14 +176,13 @@ static void on_answer(void *arg)
                 c->lost || f != FAIL_NOT || c->process != c->engine->process ? ", lost" : "");
     if (f == FAIL_HANGS_DONE)
         return;
-    if (f != FAIL_NOT || c->lost || c->reply.status == 0 || !c->engine->up ||
-        c->process != c->engine->process) {
+    if (f != FAIL_NOT || c->lost || c->reply.status == 0 || is_lost_with_process(c)) {
         end(c, HTTP_BROKEN, true);
         return;
     }
     if (c->engine->kind == UPSTREAM_BATON)
-        engine_name(c->engine, head.boot_id, sizeof head.boot_id);
-    if (changes_adapter(c))
+        engine_name(c->engine, c->process, head.boot_id, sizeof head.boot_id);
+    if (calls_of(c) == &c->engine->changes)
         note_adapter(c);
     if (c->events.head != NULL)
         c->events.head(c->events.arg, &head);
@@ -265,7 +297,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
     (void)snprintf(call->path, sizeof call->path, "%s", req->path);
     if (req->body != NULL)
         call->body = strndup(req->body, req->body_len);
-    begin_change(call);
+    begin_call(call);
     sched_after(way_us(), on_arrival, call);
     sched_after(req->timeout_us, on_timeout, call);
     *out = call;
@@ -275,7 +307,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
 void __wrap_http_cancel(struct http_call *c)
 {
     sched_cancel(c);
-    end_change(c);
+    end_call(c);
     note_answer(c, false);
     if (c->ends)
         c->engine->n_finishes -= c->process == c->engine->process;

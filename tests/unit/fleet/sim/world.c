@@ -255,14 +255,16 @@ static void run_asks(void)
             check_fail("I10: requests wait, and nothing will happen");
 }
 
-/* @pushed  and has no update open: an earlier one is closed by the next at the latest */
+/* @pushed  and has no update open: an earlier one is closed by the next at the latest; that of a
+ *          baton before, unless it was begun before the baton was removed */
 static bool is_right(const struct engine *g, bool pushed)
 {
     struct upstream *u = world_upstream(g);
 
     if (u == NULL || upstream_is_removed(u))
         return true;
-    return fleet_serves(world.fleet, u) && engine_runs(g) && !(pushed && g->open) &&
+    return fleet_serves(world.fleet, u) && engine_runs(g) &&
+           !(g->open && (pushed || (!engine_overwrites(g) && !g->was_removed))) &&
            engine_version(g) == world_version() && world_label(g->label) == world_version();
 }
 
@@ -370,6 +372,7 @@ const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
         world.engines[i].knows_start = cfg->kinds[i] != UPSTREAM_SGLANG || i % 2 == 0;
         engine_start(&world.engines[i]);
         world.engines[i].seen = world.engines[i].process;
+        world.engines[i].caches = (struct caches){0}; /* of an earlier server: of no version here */
     }
     open_fleet(cfg->n_engines - (scenario == JOIN));
     run_until_right(10000000, true);
