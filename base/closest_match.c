@@ -8,17 +8,17 @@
 enum { DISTANCE_MAX = 2 };
 
 /* Flags, members and variables differ in case, '-' and '_' only: these count as equal. */
-static int fold(char c)
+static int closest_match_fold(char c)
 {
     return c == '-' ? '_' : tolower((unsigned char)c);
 }
 
-static size_t least(size_t a, size_t b)
+static size_t closest_match_least(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
 
-static size_t distance(const char *a, size_t a_len, const char *b, size_t b_len)
+static size_t closest_match_distance(const char *a, size_t a_len, const char *b, size_t b_len)
 {
     size_t rows[3][CLOSEST_MATCH_LEN_MAX + 1];
     size_t *before = rows[0], *last = rows[1], *row = rows[2], *spare;
@@ -28,12 +28,13 @@ static size_t distance(const char *a, size_t a_len, const char *b, size_t b_len)
     for (size_t i = 1; i <= a_len; i++) {
         row[0] = i;
         for (size_t j = 1; j <= b_len; j++) {
-            size_t swap = fold(a[i - 1]) == fold(b[j - 1]) ? 0 : 1;
+            size_t swap = closest_match_fold(a[i - 1]) == closest_match_fold(b[j - 1]) ? 0 : 1;
 
-            row[j] = least(last[j - 1] + swap, least(last[j], row[j - 1]) + 1);
-            if (i > 1 && j > 1 && fold(a[i - 1]) == fold(b[j - 2]) &&
-                fold(a[i - 2]) == fold(b[j - 1]))
-                row[j] = least(row[j], before[j - 2] + 1);
+            row[j] = closest_match_least(last[j - 1] + swap,
+                                         closest_match_least(last[j], row[j - 1]) + 1);
+            if (i > 1 && j > 1 && closest_match_fold(a[i - 1]) == closest_match_fold(b[j - 2]) &&
+                closest_match_fold(a[i - 2]) == closest_match_fold(b[j - 1]))
+                row[j] = closest_match_least(row[j], before[j - 2] + 1);
         }
         spare = before;
         before = last;
@@ -56,7 +57,7 @@ const char *closest_match(const char *word, const char *const *candidates)
         if (other > CLOSEST_MATCH_LEN_MAX || other > len + DISTANCE_MAX ||
             len > other + DISTANCE_MAX)
             continue;
-        d = distance(word, len, *candidates, other);
+        d = closest_match_distance(word, len, *candidates, other);
         if (d < best && d * 2 < len) {
             best = d;
             found = *candidates;

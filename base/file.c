@@ -157,7 +157,7 @@ static bool read_link(int dirfd, const char *name, char out[PATH_MAX])
     return true;
 }
 
-static bool path_of(int fd, char out[PATH_MAX])
+static bool file_path_of(int fd, char out[PATH_MAX])
 {
     char link[64];
 
@@ -179,7 +179,7 @@ int file_open_in(int rootfd, int dirfd, const char *name, int flags)
     fd = open_resolved(dirfd, name, flags, RESOLVE_NO_SYMLINKS);
     if (fd >= 0 || errno != ELOOP)
         return fd;
-    if (!path_of(rootfd, root) || !path_of(dirfd, dir) || !read_link(dirfd, name, target))
+    if (!file_path_of(rootfd, root) || !file_path_of(dirfd, dir) || !read_link(dirfd, name, target))
         return -1;
     len = strcmp(root, "/") == 0 ? 0 : strlen(root);
     if (strncmp(dir, root, len) != 0 || (dir[len] != '/' && dir[len] != '\0') || target[0] == '/') {

@@ -200,7 +200,7 @@ bool json_reader_key(struct json_reader *r, char *out, size_t cap)
     return true;
 }
 
-static bool is_digit(const struct json_reader *r)
+static bool json_reader_is_digit(const struct json_reader *r)
 {
     return r->at < r->end && *r->at >= '0' && *r->at <= '9';
 }
@@ -214,7 +214,7 @@ bool json_reader_u64(struct json_reader *r, uint64_t *out)
         return false;
     (void)peek_byte(r);
     first = r->at;
-    for (; is_digit(r); r->at++)
+    for (; json_reader_is_digit(r); r->at++)
         if (__builtin_mul_overflow(value, 10, &value) ||
             __builtin_add_overflow(value, (uint64_t)(*r->at - '0'), &value))
             return reader_fail(r, "an integer is larger than 2^64 - 1");
@@ -227,9 +227,9 @@ bool json_reader_u64(struct json_reader *r, uint64_t *out)
 
 static bool skip_digits(struct json_reader *r)
 {
-    if (!is_digit(r))
+    if (!json_reader_is_digit(r))
         return reader_fail(r, "a digit was expected");
-    while (is_digit(r))
+    while (json_reader_is_digit(r))
         r->at++;
     return true;
 }

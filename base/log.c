@@ -45,7 +45,7 @@ static struct {
                                        looks again under the lock */
 } g = {.fd = STDERR_FILENO, .least = LOG_INFO};
 
-static void write_all(const char *text, size_t len)
+static void log_write_all(const char *text, size_t len)
 {
     int fd = atomic_load_explicit(&g.fd, memory_order_relaxed);
 
@@ -66,12 +66,12 @@ static void write_line(const char *json, size_t len)
     char text[LOG_LINE_MAX + 64]; /* of colours; names have no quotes, so it is shorter otherwise */
 
     if (!atomic_load_explicit(&g.text, memory_order_relaxed)) {
-        write_all(json, len);
+        log_write_all(json, len);
         return;
     }
     len = log_text(text, sizeof text, json, len,
                    atomic_load_explicit(&g.color, memory_order_relaxed));
-    write_all(text, len);
+    log_write_all(text, len);
 }
 
 void log_set_text(bool text, bool color)

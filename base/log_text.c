@@ -9,7 +9,7 @@ struct text_out {
     char *at, *end;
 };
 
-static void put(struct text_out *o, const char *text, size_t len)
+static void log_text_put(struct text_out *o, const char *text, size_t len)
 {
     if (len > (size_t)(o->end - o->at))
         len = (size_t)(o->end - o->at);
@@ -17,9 +17,9 @@ static void put(struct text_out *o, const char *text, size_t len)
     o->at += len;
 }
 
-static void put_word(struct text_out *o, const char *text)
+static void log_text_put_word(struct text_out *o, const char *text)
 {
-    put(o, text, strlen(text));
+    log_text_put(o, text, strlen(text));
 }
 
 /* The end of the value at `at`: behind the closing quote, or at the comma or brace. */
@@ -36,7 +36,7 @@ static const char *value_end(const char *at, const char *end)
 }
 
 /* Quotes are left out around a single word. */
-static void put_value(struct text_out *o, const char *at, const char *end)
+static void log_put_value(struct text_out *o, const char *at, const char *end)
 {
     static const char word[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                "._-:/[]{}+%@,";
@@ -45,9 +45,9 @@ static void put_value(struct text_out *o, const char *at, const char *end)
     for (const char *p = at + 1; is_word && p < end - 1; p++)
         is_word = memchr(word, *p, sizeof word - 1) != NULL;
     if (is_word)
-        put(o, at + 1, (size_t)(end - at) - 2);
+        log_text_put(o, at + 1, (size_t)(end - at) - 2);
     else
-        put(o, at, (size_t)(end - at));
+        log_text_put(o, at, (size_t)(end - at));
 }
 
 static void put_level(struct text_out *o, const char *at, const char *end, bool color)
@@ -63,9 +63,9 @@ static void put_level(struct text_out *o, const char *at, const char *end, bool 
         if (strlen(rows[i].level) != (size_t)(end - at) ||
             memcmp(rows[i].level, at, (size_t)(end - at)) != 0)
             continue;
-        put_word(o, color ? rows[i].color : "");
-        put_word(o, rows[i].shown);
-        put_word(o, color ? "\x1b[0m" : "");
+        log_text_put_word(o, color ? rows[i].color : "");
+        log_text_put_word(o, rows[i].shown);
+        log_text_put_word(o, color ? "\x1b[0m" : "");
     }
 }
 
@@ -79,15 +79,15 @@ size_t log_text(char *out, size_t cap, const char *json, size_t len, bool color)
 
         if (value >= end) /* no line of ours ends here */
             break;
-        put_word(&o, i == 0 ? "" : " ");
+        log_text_put_word(&o, i == 0 ? "" : " ");
         if (i > 2) { /* ts, level and event come first */
-            put(&o, name, (size_t)(value - name) - 2);
-            put_word(&o, "=");
+            log_text_put(&o, name, (size_t)(value - name) - 2);
+            log_text_put_word(&o, "=");
         }
         if (i == 1)
             put_level(&o, value, next, color);
         else
-            put_value(&o, value, next);
+            log_put_value(&o, value, next);
         at = next + 1;
     }
     *o.at++ = '\n';

@@ -29,7 +29,7 @@ void mtx_fini(struct mtx *m)
     (void)rc;
 }
 
-static void push(const struct mtx *m)
+static void mtx_push_held(const struct mtx *m)
 {
     assert(n_held < MTX_DEPTH_MAX);
     assert(n_held == 0 || held[n_held - 1]->rank < m->rank);
@@ -47,7 +47,7 @@ void mtx_lock(struct mtx *m)
 {
     int rc;
 
-    push(m);
+    mtx_push_held(m);
     rc = pthread_mutex_lock(&m->m);
     assert(rc == 0);
     (void)rc;

@@ -15,7 +15,7 @@ void prom_head(struct buf *out, const char *name, const char *type, const char *
     buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void put_value(struct buf *out, const char *value)
+static void prom_put_value(struct buf *out, const char *value)
 {
     char text[LABEL_VALUE_MAX + 1];
 
@@ -40,7 +40,7 @@ static void put_name(struct buf *out, const char *name, const struct prom_label 
     buf_puts(out, name);
     for (; labels != NULL && labels->name != NULL; labels++) {
         buf_printf(out, "%s%s=\"", before, labels->name);
-        put_value(out, labels->value);
+        prom_put_value(out, labels->value);
         buf_puts(out, "\"");
         before = ",";
     }

@@ -47,7 +47,7 @@ struct names {
 };
 enum { EQUAL, NEWLY, UNCHANGED, N_KINDS };
 
-static void names_add(struct names *of, const json_t *t)
+static void changed_names_add(struct names *of, const json_t *t)
 {
     if (of->n++ >= NAMES_MAX)
         return;
@@ -67,11 +67,11 @@ static void page_add(struct names kinds[N_KINDS], const json_t *page)
     json_array_foreach(cli_at(page, "tensors"), i, t)
     {
         if (json_is_true(cli_at(t, "newly_unchanged")))
-            names_add(&kinds[NEWLY], t);
+            changed_names_add(&kinds[NEWLY], t);
         else if (strcmp(cli_text(t, "change"), "unchanged") == 0)
-            names_add(&kinds[UNCHANGED], t);
+            changed_names_add(&kinds[UNCHANGED], t);
         else if (json_is_object(cli_at(t, "equal_to")))
-            names_add(&kinds[EQUAL], t);
+            changed_names_add(&kinds[EQUAL], t);
     }
 }
 

@@ -48,7 +48,7 @@ struct connection {
     struct answer *answer;
 };
 
-static void call_ended(struct connection *c)
+static void connection_call_ended(struct connection *c)
 {
     c->http = NULL;
     loop_timer_cancel(c->loop, &c->look);
@@ -58,7 +58,7 @@ static void call_ended(struct connection *c)
     mtx_unlock(&c->lock);
 }
 
-static void on_head(void *arg, const struct http_head *head)
+static void connection_on_head(void *arg, const struct http_head *head)
 {
     struct connection *c = arg;
 
@@ -70,7 +70,7 @@ static bool is_good(int status)
     return status >= 200 && status < 300;
 }
 
-static bool on_data(void *arg, const void *data, size_t len)
+static bool connection_on_data(void *arg, const void *data, size_t len)
 {
     struct connection *c = arg;
 
@@ -83,12 +83,12 @@ static bool on_data(void *arg, const void *data, size_t len)
     return true;
 }
 
-static void on_done(void *arg, const struct http_end *end)
+static void connection_on_done(void *arg, const struct http_end *end)
 {
     struct connection *c = arg;
 
     c->end = *end;
-    call_ended(c);
+    connection_call_ended(c);
 }
 
 static void on_look(void *arg)
@@ -119,13 +119,16 @@ static void run_begin(void *arg)
                                     .timeout_us = call->timeout_us > 0 ? call->timeout_us
                                                                        : c->timeout_us,
                                     .fresh = true};
-    struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = c};
+    struct http_events events = {.head = connection_on_head,
+                                 .data = connection_on_data,
+                                 .done = connection_on_done,
+                                 .arg = c};
     struct err e = {0};
 
     if (http_start(&c->http, c->client, &req, &events, &e) != 0) {
         c->end = (struct http_end){.outcome = HTTP_NO_MEMORY};
         (void)snprintf(c->end.why, sizeof c->end.why, "%.200s", e.msg);
-        call_ended(c);
+        connection_call_ended(c);
         return;
     }
     loop_timer_set(c->loop, &c->look, clock_after_us(LOOK_US / 2));
@@ -138,7 +141,7 @@ static void run_cancel(void *arg)
     if (c->http == NULL)
         return;
     http_cancel(c->http);
-    call_ended(c);
+    connection_call_ended(c);
 }
 
 /* Until the call has ended; an interrupt cancels it. */

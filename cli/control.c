@@ -103,7 +103,7 @@ static void update_done(const json_t *a)
 }
 
 /* The id of the open update comes from the status. */
-static enum cli_exit abort_update(struct cli *c)
+static enum cli_exit control_abort_update(struct cli *c)
 {
     struct answer a;
     enum cli_exit rc = cli_ask(c, "GET", "/v1/status", NULL, &a);
@@ -127,7 +127,7 @@ enum cli_exit cmd_abort(struct cli *c)
     if (cli_has(c, OPT_UPDATE) && (cli_has(c, OPT_ALL) || c->n_args > 0))
         return cli_usage_error(c, "--update goes neither with ids nor with --all");
     if (cli_has(c, OPT_UPDATE))
-        return abort_update(c);
+        return control_abort_update(c);
     if (cli_has(c, OPT_ALL) == (c->n_args > 0))
         return cli_usage_error(c, "expected the ids of requests, --all, or --update");
     if (cli_has(c, OPT_ALL))

@@ -97,7 +97,7 @@ static const struct row {
     {"GET", "/v1/weights/diff", "changes?.warnings", IS_LIST, NULL},
 };
 
-static bool is_one_of(const char *text, const char *values)
+static bool success_is_one_of(const char *text, const char *values)
 {
     size_t len = strlen(text);
 
@@ -117,7 +117,7 @@ static bool has_shape(const struct row *row, const json_t *sent, const json_t *v
         return true;
     switch (row->shape & ~OR_NULL) {
     case IS_TEXT:
-        return json_is_string(value) && is_one_of(json_string_value(value), row->values);
+        return json_is_string(value) && success_is_one_of(json_string_value(value), row->values);
     case IS_COUNT:
         return json_is_integer(value) && json_integer_value(value) >= 0;
     case IS_SERIAL:

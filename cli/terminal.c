@@ -40,7 +40,7 @@ size_t terminal_show(struct buf *out, const char *text, size_t len, enum termina
     return 0;
 }
 
-static bool write_all(struct guarded *g, const char *data, size_t len)
+static bool terminal_write_all(struct guarded *g, const char *data, size_t len)
 {
     return fwrite(data, 1, len, g->raw) == len && fflush(g->raw) == 0;
 }
@@ -64,7 +64,7 @@ static ssize_t guarded_write(void *cookie, const char *data, size_t len)
     bool wrote;
 
     if (g->passes)
-        return write_all(g, data, len) ? (ssize_t)len : 0;
+        return terminal_write_all(g, data, len) ? (ssize_t)len : 0;
     buf_append(&whole, g->rest, g->n_rest);
     buf_append(&whole, data, len);
     if (!whole.failed) {
@@ -72,7 +72,7 @@ static ssize_t guarded_write(void *cookie, const char *data, size_t len)
         memcpy(g->rest, whole.data + whole.len - g->n_rest, g->n_rest);
     }
     wrote = whole.failed || shown.failed ? write_plain(g, data, len)
-                                         : write_all(g, shown.data, shown.len);
+                                         : terminal_write_all(g, shown.data, shown.len);
     buf_fini(&whole);
     buf_fini(&shown);
     return wrote ? (ssize_t)len : 0;
@@ -110,5 +110,5 @@ void terminal_control(FILE *to, const char *sequence)
     struct guarded *g = to == guarded_err.stream ? &guarded_err : &guarded_out;
 
     (void)fflush(to);
-    (void)write_all(g, sequence, strlen(sequence));
+    (void)terminal_write_all(g, sequence, strlen(sequence));
 }

@@ -18,7 +18,7 @@
 
 enum { FILES_MAX = 4096, INDEX_NBYTES_MAX = 64 << 20, PATH_LEN_MAX = 4096 };
 
-static int no_memory(struct err *e)
+static int weight_files_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for a list of files");
 }
@@ -48,7 +48,7 @@ static int file_add(struct weight_files *w, const char *dir, const char *name, s
     int fd = -1, rc;
 
     if (files == NULL)
-        return no_memory(e);
+        return weight_files_no_memory(e);
     w->files = files;
     f = &files[w->n];
     *f = (struct weight_file){0};
@@ -57,7 +57,7 @@ static int file_add(struct weight_files *w, const char *dir, const char *name, s
         return err_set(e, ERR_BAD_REQUEST, "", "the path of %.200s is too long", name);
     f->path = strdup(path);
     if (f->path == NULL)
-        return no_memory(e);
+        return weight_files_no_memory(e);
     w->n++;
     if (safetensors_open(&f->head, &fd, AT_FDCWD, path, e) != 0)
         return -1;
@@ -77,7 +77,8 @@ static bool has_name(const struct weight_files *w, const char *dir, const char *
 }
 
 /* The files of an index, each once, in the order in which it first names them. */
-static int index_add(struct weight_files *w, const char *dir, const json_t *index, struct err *e)
+static int weight_files_index_add(struct weight_files *w, const char *dir, const json_t *index,
+                                  struct err *e)
 {
     json_t *map = json_object_get(index, "weight_map"), *file;
     const char *tensor;
@@ -164,7 +165,7 @@ static int index_read(json_t **out, const char *dir, struct err *e)
     *out = json_parse_file(text, len, 0, &why, &starved);
     free(text);
     if (*out == NULL)
-        return starved ? no_memory(e)
+        return starved ? weight_files_no_memory(e)
                        : err_set(e, ERR_BAD_REQUEST, "", "%.200s/" INDEX ": line %d: %s", dir,
                                  why.line, why.text);
     return 0;
@@ -211,7 +212,7 @@ static int dir_add(struct weight_files *w, const char *dir, struct err *e)
     single = access(whole, F_OK) == 0;
     if (index == NULL)
         return single ? file_add(w, dir, SINGLE, e) : all_add(w, dir, e);
-    rc = index_add(w, dir, index, e);
+    rc = weight_files_index_add(w, dir, index, e);
     if (rc == 0 && single && !has_name(w, dir, SINGLE))
         rc = err_set(e, ERR_BAD_REQUEST, "",
                      "%.200s has " SINGLE " beside an index (" INDEX

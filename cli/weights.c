@@ -125,8 +125,8 @@ static bool tensor_of(const struct weight_files *w, const char *name, const stru
 }
 
 /* False: the tensor is not in both, has not as many elements in both, or no numbers. */
-static bool change_of(const struct weight_files *from, const struct weight_files *to,
-                      const char *name, double *out)
+static bool weights_change_of(const struct weight_files *from, const struct weight_files *to,
+                              const char *name, double *out)
 {
     const struct weight_file *f, *g;
     const struct tensor_spec *t, *u;
@@ -151,7 +151,7 @@ static void difference_print(const struct side *a, const struct side *b, const c
     int n = (int)(strrchr(left, ' ') - left), m = (int)(strrchr(right, ' ') - right);
     double change;
 
-    if (b->files == NULL || !change_of(a->files, b->files, name, &change))
+    if (b->files == NULL || !weights_change_of(a->files, b->files, name, &change))
         (void)printf("differs: %s: %s | %s\n", name, left, right);
     else if (n == m && strncmp(left, right, (size_t)n) == 0)
         (void)printf("differs: %s: %.*s: relative change %.3g\n", name, n, left, change);
@@ -270,7 +270,7 @@ static void largest_print(const struct weight_files *from, const struct weight_f
         const struct tensor_list *l = from->files[k].head.tensor_list;
 
         for (uint32_t i = 0; i < l->n_tensors && !isnan(largest) && !interrupted(); i++) {
-            if (!change_of(from, to, l->tensors[i].name, &change) || change <= largest)
+            if (!weights_change_of(from, to, l->tensors[i].name, &change) || change <= largest)
                 continue; /* NaN is the largest */
             largest = change;
             name = l->tensors[i].name;

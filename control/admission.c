@@ -52,7 +52,7 @@ void admission_free(struct admission *a)
     free(a);
 }
 
-static void grant_locked(struct admission *a, struct ticket *t)
+static void admission_grant_locked(struct admission *a, struct ticket *t)
 {
     uint64_t wait_us = clock_now_us() - t->queued_us;
 
@@ -68,7 +68,7 @@ static bool came_before(const struct admission *a, const struct ticket *t)
     return t->arrival != 0 && t->arrival < a->hold.line;
 }
 
-static bool is_kept(const struct admission *a, const struct ticket *t)
+static bool admission_is_kept(const struct admission *a, const struct ticket *t)
 {
     return a->held && !(a->hold.grants_before && came_before(a, t));
 }
@@ -78,7 +78,7 @@ static struct ticket *first_locked(const struct admission *a)
 {
     struct ticket *t = a->held && !a->hold.grants_before ? NULL : a->queue.head;
 
-    while (t != NULL && is_kept(a, t))
+    while (t != NULL && admission_is_kept(a, t))
         t = t->next;
     return t;
 }
@@ -98,8 +98,9 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
         a->queue.n_refused++;
         refusal = a->refusal;
         what = HELD;
-    } else if (!is_kept(a, t) && first_locked(a) == NULL && a->queue.n_running < a->n_permits) {
-        grant_locked(a, t);
+    } else if (!admission_is_kept(a, t) && first_locked(a) == NULL &&
+               a->queue.n_running < a->n_permits) {
+        admission_grant_locked(a, t);
         what = GRANTED;
     } else if (a->queue.n_waiting < a->n_queue_max) {
         ticket_queue_append(&a->queue, t);
@@ -153,7 +154,7 @@ static bool grant_next(struct admission *a, struct ticket *leaver, bool *idle)
     if (a->queue.n_running < a->n_permits)
         next = first_locked(a);
     if (next != NULL) {
-        grant_locked(a, next);
+        admission_grant_locked(a, next);
         granted = next->granted;
         arg = next->arg;
     }

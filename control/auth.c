@@ -50,7 +50,7 @@ static const char *auth_role_name(enum auth_role role)
     return names[role];
 }
 
-static void digest_of(uint8_t out[SHA256_DIGEST_SIZE], const char *key, size_t len)
+static void auth_digest_of(uint8_t out[SHA256_DIGEST_SIZE], const char *key, size_t len)
 {
     struct sha256_ctx ctx;
 
@@ -77,7 +77,7 @@ static enum auth_role role_of(const struct key_ring *ring, const uint8_t *digest
     return (enum auth_role)ring->keys[found - 1].role;
 }
 
-static bool is_blank(char c)
+static bool auth_is_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r';
 }
@@ -87,13 +87,13 @@ static size_t next_word(const char **word, const char **at, const char *end)
 {
     const char *p = *at;
 
-    while (p < end && is_blank(*p))
+    while (p < end && auth_is_blank(*p))
         p++;
     *word = p;
-    while (p < end && !is_blank(*p))
+    while (p < end && !auth_is_blank(*p))
         p++;
     *at = p;
-    while (*at < end && is_blank(**at))
+    while (*at < end && auth_is_blank(**at))
         (*at)++;
     return (size_t)(p - *word);
 }
@@ -109,7 +109,7 @@ static enum auth_role role_named(const char *word, size_t len)
     return AUTH_ANYONE;
 }
 
-static int check_key(const char *key, size_t len, size_t line, struct err *e)
+static int auth_check_key(const char *key, size_t len, size_t line, struct err *e)
 {
     if (len < AUTH_KEY_LEN_MIN || len > AUTH_KEY_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, option,
@@ -126,7 +126,7 @@ static const char name_prefix[] = "name=";
 enum { NAME_PREFIX_LEN = sizeof name_prefix - 1 };
 
 /* @text  the last word of the line; without the prefix it may be a part of the key */
-static int check_name(const char *text, size_t len, size_t line, struct err *e)
+static int check_key_name(const char *text, size_t len, size_t line, struct err *e)
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                   "abcdefghijklmnopqrstuvwxyz0123456789._-";
@@ -150,7 +150,7 @@ static int check_name(const char *text, size_t len, size_t line, struct err *e)
 }
 
 /* @text  checked; len 0: the line has no name */
-static void set_name(struct auth_key *k, const char *text, size_t len)
+static void auth_set_name(struct auth_key *k, const char *text, size_t len)
 {
     if (len == 0)
         return;
@@ -170,14 +170,14 @@ static int add_key(struct key_ring *ring, enum auth_role role, const char *key, 
 {
     struct auth_key *k;
 
-    if (check_key(key, len, line, e) != 0)
+    if (auth_check_key(key, len, line, e) != 0)
         return -1;
     if (ring->n == AUTH_KEYS_MAX)
         return err_set(e, ERR_BAD_REQUEST, option, "line %zu: more than %d keys", line,
                        AUTH_KEYS_MAX);
     k = &ring->keys[ring->n];
     k->role = role;
-    digest_of(k->digest, key, len);
+    auth_digest_of(k->digest, key, len);
     name_by_digest(k);
     for (size_t i = 0; i < ring->n; i++)
         if (memcmp(ring->keys[i].digest, k->digest, sizeof k->digest) == 0)
@@ -210,10 +210,10 @@ static int read_line(struct key_ring *ring, const char *at, const char *end, siz
                        "line %zu: there is more than a role, a key and a name; a key contains no "
                        "blanks",
                        line);
-    if ((name_len > 0 && check_name(name, name_len, line, e) != 0) ||
+    if ((name_len > 0 && check_key_name(name, name_len, line, e) != 0) ||
         add_key(ring, role, key, key_len, line, e) != 0)
         return -1;
-    set_name(&ring->keys[ring->n - 1], name, name_len);
+    auth_set_name(&ring->keys[ring->n - 1], name, name_len);
     return 0;
 }
 
@@ -361,7 +361,7 @@ static bool read_role(enum auth_role *out, struct auth *a, const char *authoriza
 
     if (key == NULL)
         return false;
-    digest_of(digest, key, len);
+    auth_digest_of(digest, key, len);
     mtx_lock(&a->lock);
     *out = role_of(&a->ring, digest, name);
     mtx_unlock(&a->lock);

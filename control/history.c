@@ -51,7 +51,7 @@ void history_free(struct history *h)
 
 /* updates */
 
-static const char *text_or_null(const char *text)
+static const char *history_text_or_null(const char *text)
 {
     return text[0] != '\0' ? text : NULL;
 }
@@ -64,8 +64,8 @@ static void log_update(const struct update_record *u)
     struct log_rec r;
 
     log_begin(&r, u->outcome == OUTCOME_COMMITTED ? LOG_INFO : LOG_WARN, events[u->outcome]);
-    log_str(&r, "update_id", text_or_null(u->update_id));
-    log_str(&r, "weight_version", text_or_null(u->weight_version));
+    log_str(&r, "update_id", history_text_or_null(u->update_id));
+    log_str(&r, "weight_version", history_text_or_null(u->weight_version));
     log_str(&r, "route", u->route);
     if (u->error.code != ERR_NONE)
         log_err(&r, &u->error);

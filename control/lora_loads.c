@@ -91,7 +91,8 @@ static void job_run(void *arg)
 }
 
 /* The state changes before the job is queued: from then on another thread may have it. */
-static int queue(struct lora_loads *l, struct lora_job *job, enum lora_event event, struct err *e)
+static int lora_loads_queue(struct lora_loads *l, struct lora_job *job, enum lora_event event,
+                            struct err *e)
 {
     enum lora_state before = job->state;
 
@@ -113,7 +114,7 @@ int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e)
     if (n >= LORA_OPEN_MAX)
         (void)err_set(e, ERR_OVERLOADED, "", "%u adapters are being loaded; the limit is %d", n,
                       LORA_OPEN_MAX);
-    else if (queue(l, job, LORA_ON_POST, e) == 0)
+    else if (lora_loads_queue(l, job, LORA_ON_POST, e) == 0)
         return 0;
     (void)atomic_fetch_sub_explicit(n_open, 1, memory_order_relaxed);
     return -1;
@@ -121,7 +122,7 @@ int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e)
 
 int lora_loads_again(struct lora_loads *l, struct lora_job *job, struct err *e)
 {
-    return queue(l, job, LORA_ON_WAIT, e);
+    return lora_loads_queue(l, job, LORA_ON_WAIT, e);
 }
 
 const atomic_bool *lora_loads_stopping(const struct lora_loads *l)

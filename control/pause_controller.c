@@ -48,7 +48,8 @@ static bool is_in_effect_locked(const struct pause_controller *g)
     return g->pause.mode == PAUSE_KEEP ? g->frozen : pause_controller_idle(g);
 }
 
-static void fill_info_locked(const struct pause_controller *g, struct pause_controller_info *out)
+static void pause_controller_fill_info_locked(const struct pause_controller *g,
+                                              struct pause_controller_info *out)
 {
     struct admission_stats s;
 
@@ -63,7 +64,7 @@ static void fill_info_locked(const struct pause_controller *g, struct pause_cont
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out)
 {
     mtx_lock(&g->lock);
-    fill_info_locked(g, out);
+    pause_controller_fill_info_locked(g, out);
     mtx_unlock(&g->lock);
 }
 
@@ -167,7 +168,7 @@ void pause_controller_apply_admission(struct pause_controller *g)
     mtx_unlock(&g->lock);
 }
 
-static void log_change(const char *event, const struct pause *p)
+static void pause_controller_log_change(const char *event, const struct pause *p)
 {
     struct log_rec r;
 
@@ -229,7 +230,7 @@ bool pause_controller_lift(struct pause_controller *g, const char *why)
     pause_controller_apply_admission(g);
     pause_controller_answer(g, waits);
     if (was.state != PAUSE_OFF)
-        log_change("resume", &was);
+        pause_controller_log_change("resume", &was);
     return was.state != PAUSE_OFF;
 }
 
@@ -325,7 +326,7 @@ static int stop_running(struct pause_controller *g, const struct pause_request *
     return later ? 1 : 0;
 }
 
-static enum lifecycle_call call_of(enum lifecycle_pause mode)
+static enum lifecycle_call pause_controller_call_of(enum lifecycle_pause mode)
 {
     return mode == PAUSE_KEEP   ? CALL_PAUSE_KEEP
            : mode == PAUSE_WAIT ? CALL_PAUSE_WAIT
@@ -343,7 +344,7 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
 
     assert(req->mode != PAUSE_NONE);
     pause_controller_begin(g);
-    if (pause_controller_allows(g, call_of(req->mode), e) != 0) {
+    if (pause_controller_allows(g, pause_controller_call_of(req->mode), e) != 0) {
         pause_controller_end(g);
         return -1;
     }
@@ -355,7 +356,7 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
         if (req->mode == PAUSE_KEEP)
             replaced = waits_replace(g);
         pause_controller_info(g, &is);
-        log_change("pause", &is.pause);
+        pause_controller_log_change("pause", &is.pause);
     }
     if (rc == 0)
         *out = is;

@@ -77,7 +77,8 @@ static int release_memory(struct pause_controller *g, int level, unsigned tags,
     return 0;
 }
 
-static void log_sleep(int level, unsigned tags, const struct pause_controller_slept *slept)
+static void pause_controller_log_sleep(int level, unsigned tags,
+                                       const struct pause_controller_slept *slept)
 {
     struct log_rec r;
 
@@ -116,7 +117,7 @@ int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
     pause_controller_end(g);
     if (rc != 0)
         return -1;
-    log_sleep(level, tags, &slept);
+    pause_controller_log_sleep(level, tags, &slept);
     *out = slept;
     return 0;
 }

@@ -30,7 +30,8 @@ int unread_check(uint64_t most, uint64_t nbytes, struct err *e)
     return unread + nbytes <= most ? 0 : unread_refuse(most, unread, 0, nbytes, e);
 }
 
-static int take(uint64_t most, uint64_t held, uint64_t *share, uint64_t nbytes, struct err *e)
+static int unread_take_share(uint64_t most, uint64_t held, uint64_t *share, uint64_t nbytes,
+                             struct err *e)
 {
     uint64_t unread = atomic_fetch_add_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
 
@@ -44,7 +45,7 @@ static int take(uint64_t most, uint64_t held, uint64_t *share, uint64_t nbytes, 
 
 int unread_take(uint64_t most, uint64_t *share, uint64_t nbytes, struct err *e)
 {
-    return take(most, *share, share, nbytes, e);
+    return unread_take_share(most, *share, share, nbytes, e);
 }
 
 void unread_give(uint64_t *share)
@@ -60,7 +61,7 @@ int unread_body_new(struct unread_body **out, uint64_t most, uint64_t held, uint
 
     if (b == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
-    if (take(most, held, &b->n_counted, nbytes, e) != 0) {
+    if (unread_take_share(most, held, &b->n_counted, nbytes, e) != 0) {
         free(b);
         return -1;
     }

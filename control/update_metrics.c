@@ -96,7 +96,7 @@ static void put_phases(const struct update_metrics *m, struct buf *out)
                               histogram_times, &m->phases[s][p]);
 }
 
-static void put_whole(const struct update_metrics *m, struct buf *out)
+static void metrics_put_whole(const struct update_metrics *m, struct buf *out)
 {
     static const char name[] = "baton_update_duration_seconds";
 
@@ -114,7 +114,7 @@ void update_metrics_put(const struct update_metrics *m, struct buf *out)
     static const char errors[] = "baton_update_errors_total", ended[] = "baton_updates_ended_total";
 
     put_phases(m, out);
-    put_whole(m, out);
+    metrics_put_whole(m, out);
     put_token_age(m, out);
     prom_head(out, ended, "counter", "Ends of updates, and requests of updates that were refused");
     for (int i = 0; i < UPDATE_N_OUTCOMES; i++)

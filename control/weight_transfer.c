@@ -344,7 +344,8 @@ static int check_replaceable_locked(struct weight_transfer *t, struct err *e)
                    "group by DELETE /v1/weight_transfer");
 }
 
-static int join_locked(struct weight_transfer *t, const struct nccl_join_cfg *given, struct err *e)
+static int weight_transfer_join_locked(struct weight_transfer *t, const struct nccl_join_cfg *given,
+                                       struct err *e)
 {
     struct nccl_join_cfg cfg = *given;
     struct nccl_join *j;
@@ -373,15 +374,15 @@ int weight_transfer_join(struct weight_transfer *t, const struct nccl_join_cfg *
     int rc;
 
     mtx_lock(&t->lock);
-    rc = join_locked(t, invitation, e);
+    rc = weight_transfer_join_locked(t, invitation, e);
     if (rc == 0)
         t->packing = *packing;
     mtx_unlock(&t->lock);
     return rc;
 }
 
-static int leave_locked(struct weight_transfer *t, const char *name, void (*left)(void *arg),
-                        void *arg, struct err *e)
+static int weight_transfer_leave_locked(struct weight_transfer *t, const char *name,
+                                        void (*left)(void *arg), void *arg, struct err *e)
 {
     struct err why = {0};
 
@@ -400,7 +401,7 @@ int weight_transfer_leave(struct weight_transfer *t, const char *group_name,
     int rc;
 
     mtx_lock(&t->lock);
-    rc = leave_locked(t, group_name, left, arg, e);
+    rc = weight_transfer_leave_locked(t, group_name, left, arg, e);
     mtx_unlock(&t->lock);
     return rc;
 }

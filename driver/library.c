@@ -7,7 +7,7 @@
 _Static_assert(sizeof(void *) == sizeof(void (*)(void)), "dlsym returns functions too");
 
 /* The last path component: messages must not show where files are. */
-static const char *name_of(const char *path)
+static const char *library_name_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
 
@@ -47,10 +47,10 @@ void *library_open(void *table, const struct library_spec *spec, const char *pat
     void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 
     if (lib == NULL) {
-        (void)open_failed(spec->code, name_of(file), e);
+        (void)open_failed(spec->code, library_name_of(file), e);
         return NULL;
     }
-    if (symbols_fill(table, spec, lib, name_of(file), e) != 0) {
+    if (symbols_fill(table, spec, lib, library_name_of(file), e) != 0) {
         (void)dlclose(lib);
         return NULL;
     }

@@ -16,7 +16,7 @@ void nccl_version_text(char out[NCCL_VERSION_TEXT_MAX], int code)
 }
 
 /* The file behind a symbol of the table; the SONAME alone does not show which file was loaded. */
-static void path_of(const struct nccl_api *nccl, char out[NCCL_LIBRARY_PATH_MAX])
+static void nccl_path_of(const struct nccl_api *nccl, char out[NCCL_LIBRARY_PATH_MAX])
 {
     Dl_info found;
     void *at;
@@ -32,7 +32,7 @@ static int library_read(struct nccl_info *info, const char *path, struct err *e)
 
     if (nccl_load(&info->api, path, e) != 0)
         return -1;
-    path_of(&info->api, info->path);
+    nccl_path_of(&info->api, info->path);
     if (nccl_try(&info->api, info->api.get_version(&code), "ncclGetVersion", e) != 0)
         return -1;
     info->version_code = code;

@@ -55,7 +55,7 @@ static int check_counts(const struct gen_params *p, const char *prefix, struct e
     return 0;
 }
 
-static int check_shape(const struct gen_params *p, const char *prefix, struct err *e)
+static int generation_check_shape(const struct gen_params *p, const char *prefix, struct err *e)
 {
     if (!isfinite(p->temperature) || p->temperature < 0 || p->temperature > TEMPERATURE_MAX)
         return refuse(e, prefix, "temperature", "temperature is %.9g; expected 0 to %g",
@@ -114,7 +114,7 @@ static int check_stops(const struct gen_params *p, const char *prefix, struct er
 
 int gen_params_check(const struct gen_params *p, const char *prefix, struct err *e)
 {
-    if (check_counts(p, prefix, e) != 0 || check_shape(p, prefix, e) != 0 ||
+    if (check_counts(p, prefix, e) != 0 || generation_check_shape(p, prefix, e) != 0 ||
         check_penalties(p, prefix, e) != 0 || check_stops(p, prefix, e) != 0)
         return -1;
     return 0;

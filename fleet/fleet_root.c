@@ -12,7 +12,7 @@ enum {
     EXPIRY_RETRY_US = 1000000
 };
 
-static void look(void *arg);
+static void fleet_root_look(void *arg);
 static void expire(struct fleet_control *fc);
 
 static void engine_free(struct fleet_engine *engine)
@@ -48,8 +48,8 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
     pause_init(&fc->pause);
-    fc->item = (struct loop_item){.run = look, .arg = fc};
-    fc->timer = (struct loop_timer){.fire = look, .arg = fc};
+    fc->item = (struct loop_item){.run = fleet_root_look, .arg = fc};
+    fc->timer = (struct loop_timer){.fire = fleet_root_look, .arg = fc};
     fc->expiry = (struct fleet_task){.fc = fc, .work = expire};
     fleet_reconcile_init(fc);
     if (fleet_proof_init(fc, e) != 0 ||
@@ -138,7 +138,7 @@ static bool has_expired_lease(struct fleet_control *fc)
 /* what follows from the passing of time, and from what engines report */
 
 /* On the thread of the upstreams' loop. What waits for engines is a job. */
-static void look(void *arg)
+static void fleet_root_look(void *arg)
 {
     struct fleet_control *fc = arg;
 

@@ -34,7 +34,7 @@ static void room_lower(struct memory_room *room, uint64_t nbytes, const char *bo
 }
 
 /* Digits at the start of text; false for "max" and whatever else is not a number. */
-static bool read_number(const char *text, uint64_t *out)
+static bool memory_read_number(const char *text, uint64_t *out)
 {
     char *end;
     unsigned long long n;
@@ -66,7 +66,7 @@ static bool file_number(const char *path, const char *key, uint64_t *out)
             continue;
         while (*p == ':' || *p == ' ')
             p++;
-        found = read_number(p, out);
+        found = memory_read_number(p, out);
         if (len == 0)
             break;
     }

@@ -22,8 +22,9 @@ enum { SERVED = 0, NOT_SERVED = 1 };
 
 /* Commits the tensors of a source, which is moved out, as its list and checksums are.
  * @restored  the journal's entry of the version that these tensors are; NULL: a new version */
-static int push(struct server *s, struct source **source, struct file_weights *w, bool convert,
-                const char *label, const struct journal_entry *restored, struct err *e)
+static int first_weights_push(struct server *s, struct source **source, struct file_weights *w,
+                              bool convert, const char *label, const struct journal_entry *restored,
+                              struct err *e)
 {
     struct update_chunk *chunk = calloc(1, sizeof *chunk);
 
@@ -53,7 +54,7 @@ static int push_next(struct server *s, struct source **source, struct file_weigh
 
     store_continue(s->weights.store, serial, "");
     state_dir_expect(s->weights.state, next);
-    rc = push(s, source, w, convert, label, restores ? &f->entry : NULL, e);
+    rc = first_weights_push(s, source, w, convert, label, restores ? &f->entry : NULL, e);
     state_dir_expect(s->weights.state, STATE_NEXT_UPDATE);
     return rc;
 }
@@ -63,7 +64,7 @@ static int push_first(struct server *s, const char *label, enum state_next next,
                       struct err *e)
 {
     if (s->weights.state == NULL)
-        return push(s, &s->first, &s->first_weights, true, label, NULL, e);
+        return first_weights_push(s, &s->first, &s->first_weights, true, label, NULL, e);
     return push_next(s, &s->first, &s->first_weights, true, label, next, serial, e);
 }
 

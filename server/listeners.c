@@ -162,7 +162,7 @@ struct shares {
     size_t data, control, health;
 };
 
-static size_t at_most(size_t n, size_t max)
+static size_t listeners_at_most(size_t n, size_t max)
 {
     return n < max ? n : max;
 }
@@ -183,13 +183,13 @@ static struct shares share_descriptors(const struct config *c)
 
     if (getrlimit(RLIMIT_NOFILE, &lim) == 0)
         all = lim.rlim_max == RLIM_INFINITY ? SIZE_MAX : (size_t)lim.rlim_max;
-    s.control = at_most(all / SMALL_SHARE, CONTROL_CONNECTIONS_MAX);
-    s.health = at_most(all / SMALL_SHARE, HEALTH_CONNECTIONS_MAX);
+    s.control = listeners_at_most(all / SMALL_SHARE, CONTROL_CONNECTIONS_MAX);
+    s.health = listeners_at_most(all / SMALL_SHARE, HEALTH_CONNECTIONS_MAX);
     s.data = all < 2 * FDS_RESERVED ? FDS_RESERVED : all - FDS_RESERVED;
     if (c->control_listen != NULL)
-        s.data -= at_most(s.control, s.data / 2);
+        s.data -= listeners_at_most(s.control, s.data / 2);
     if (c->health_listen != NULL)
-        s.data -= at_most(s.health, s.data / 2);
+        s.data -= listeners_at_most(s.health, s.data / 2);
     if (config_has_upstreams(c))
         s.data = share_upstream(s.data, c);
     if (c->max_connections > 0)
@@ -256,7 +256,7 @@ static int open_http_server(struct listeners *l, const char *boot_id, struct err
     return 0;
 }
 
-static int open_control(struct listeners *l, const char *boot_id, struct err *e)
+static int listeners_open_control(struct listeners *l, const char *boot_id, struct err *e)
 {
     const struct config *c = l->config;
     struct http_server_cfg cfg = http_server_at(l, &l->control_at, boot_id);
@@ -300,7 +300,7 @@ static void listeners_warn(const struct listeners *l)
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e)
 {
     l->app = app;
-    if (open_control(l, boot_id, e) != 0 || open_http_server(l, boot_id, e) != 0)
+    if (listeners_open_control(l, boot_id, e) != 0 || open_http_server(l, boot_id, e) != 0)
         return -1;
     listeners_warn(l);
     wipe_tls(&l->tls);

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void put_list(const struct config_list *list, FILE *to)
+static void listeners_report_put_list(const struct config_list *list, FILE *to)
 {
     for (size_t i = 0; i < list->n; i++)
         (void)fprintf(to, ", %s", list->items[i]);
@@ -96,9 +96,9 @@ int listeners_put(struct listeners *l, FILE *to, struct err *busy, struct err *e
     put_tls(l, to);
     put_keys(l, to);
     (void)fputs("allowed hosts of requests without a key: addresses, localhost", to);
-    put_list(&c->allowed_host, to);
+    listeners_report_put_list(&c->allowed_host, to);
     (void)fputs("allowed origins of web pages: its own", to);
-    put_list(&c->allow_origin, to);
+    listeners_report_put_list(&c->allow_origin, to);
     return 0;
 }
 

@@ -74,8 +74,8 @@ static int unknown_command(const char *word)
 }
 
 /* Is the only argument this word, written as a command, an option or a letter? */
-static bool is_word(int argc, char **argv, const char *command, const char *option,
-                    const char *letter)
+static bool main_is_word(int argc, char **argv, const char *command, const char *option,
+                         const char *letter)
 {
     return argc == 2 && (strcmp(argv[1], command) == 0 || strcmp(argv[1], option) == 0 ||
                          strcmp(argv[1], letter) == 0);
@@ -177,9 +177,9 @@ int main(int argc, char **argv)
         return usage_print(stderr, 2);
     if (strcmp(argv[1], "serve") == 0)
         return command_serve(argc - 2, argv + 2);
-    if (is_word(argc, argv, "version", "--version", "-V") || strcmp(argv[1], "-v") == 0)
+    if (main_is_word(argc, argv, "version", "--version", "-V") || strcmp(argv[1], "-v") == 0)
         return puts("baton " BATON_VERSION) < 0;
-    if (is_word(argc, argv, "help", "--help", "-h"))
+    if (main_is_word(argc, argv, "help", "--help", "-h"))
         return usage_print(stdout, 0);
     if (cli_is_command(argv[1]))
         return cli_run(argc, argv, serve_flags);

@@ -23,7 +23,7 @@ static struct {
 } manager;
 
 /* "/run/systemd/notify", or "@name" for the abstract one. Other kinds are ignored. */
-static void read_socket(const char *text)
+static void notify_read_socket(const char *text)
 {
     size_t len = text != NULL ? strlen(text) : 0;
 
@@ -56,7 +56,7 @@ void notify_init(void)
 {
     const char *pid = getenv("WATCHDOG_PID");
 
-    read_socket(getenv("NOTIFY_SOCKET"));
+    notify_read_socket(getenv("NOTIFY_SOCKET"));
     manager.watchdog_us = pid == NULL || number_of(pid) == (uint64_t)getpid()
                               ? number_of(getenv("WATCHDOG_USEC"))
                               : 0;

@@ -214,7 +214,7 @@ static void list_methods(unsigned methods, char *out, size_t cap)
     }
 }
 
-static bool is_path(const char *path, unsigned dialects)
+static bool routes_is_path(const char *path, unsigned dialects)
 {
     size_t at;
 
@@ -250,9 +250,9 @@ static void refuse_path(const char *path, unsigned dialects, struct err *e)
         len--;
     if (len <= ROUTE_PATH_MAX) {
         (void)snprintf(meant, sizeof meant, "%s%.*s", version, (int)len, path);
-        near = is_path(meant + sizeof version - 1, dialects) ? meant + sizeof version - 1
-               : is_path(meant, dialects)                    ? meant
-                                                             : closest_path(path, dialects);
+        near = routes_is_path(meant + sizeof version - 1, dialects) ? meant + sizeof version - 1
+               : routes_is_path(meant, dialects)                    ? meant
+                                                                    : closest_path(path, dialects);
     }
     (void)err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s%s%s%s", path,
                   near == NULL ? "" : ", did you mean ", near == NULL ? "" : near,

@@ -50,7 +50,7 @@ static void put_cuda(const struct cuda_info *cuda, FILE *to)
 }
 
 /* The rank of a GPU, or -1. */
-static int rank_of(const struct device_list *list, size_t index)
+static int serve_check_rank_of(const struct device_list *list, size_t index)
 {
     for (uint32_t rank = 0; rank < list->n; rank++)
         if (list->index[rank] == index)
@@ -76,7 +76,7 @@ static void put_devices(const struct serve_report *r, FILE *to)
     }
     for (size_t i = 0; i < r->cuda.n_devices; i++) {
         const struct cuda_device *d = &r->cuda.devices[i];
-        int rank = rank_of(&r->devices, i);
+        int rank = serve_check_rank_of(&r->devices, i);
 
         if (rank < 0)
             (void)fprintf(to, "device: cuda:%d is not used\n", d->ordinal);
@@ -261,7 +261,8 @@ static void put_state_choice(const struct config *config, const struct state_rep
     }
 }
 
-static void put_state(const struct config *config, const struct serve_report *r, FILE *to)
+static void serve_check_put_state(const struct config *config, const struct serve_report *r,
+                                  FILE *to)
 {
     if (config->state_dir == NULL)
         return;
@@ -287,7 +288,7 @@ static void put_embedded(const struct config *config, const struct serve_report 
     (void)fprintf(to, "first weights: %s%s\n", r->has_weights ? "version " : "none, unsynced",
                   r->label);
     put_values(r, to);
-    put_state(config, r, to);
+    serve_check_put_state(config, r, to);
     put_memory(config, r, to);
     put_cuda(&r->cuda, to);
     put_devices(r, to);

@@ -139,7 +139,7 @@ static void warn_of_min_ready(struct upstreams *u)
         s.n_upstreams, s.min_ready, n_missing, n_missing == 1 ? "is" : "are");
 }
 
-static int open_control(struct server *s, struct err *e)
+static int serve_fleet_open_control(struct server *s, struct err *e)
 {
     const struct settings *settings = &s->app.settings;
     struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
@@ -188,7 +188,7 @@ static int server_build_upstreams(struct server *s, struct err *e)
 {
     s->app.fleet = &s->fleet;
     if (server_build_executors(s, e) != 0 || open_adapter_dir(s, e) != 0 ||
-        open_upstreams(s, e) != 0 || open_control(s, e) != 0)
+        open_upstreams(s, e) != 0 || serve_fleet_open_control(s, e) != 0)
         return -1;
     return open_spec(s, e);
 }

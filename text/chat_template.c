@@ -18,7 +18,7 @@ struct chat_template {
     json_t *specials;       /* owned: {"bos_token": "<s>", ...} */
 };
 
-static int no_memory(struct err *e)
+static int chat_template_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for a chat template");
 }
@@ -47,7 +47,8 @@ static int add_token(json_t *specials, const char *name, const json_t *v, struct
 
     if (text == NULL)
         return 0;
-    return json_object_set(specials, name, json_mutable(text)) == 0 ? 0 : no_memory(e);
+    return json_object_set(specials, name, json_mutable(text)) == 0 ? 0
+                                                                    : chat_template_no_memory(e);
 }
 
 static int add_tokens(json_t *specials, const json_t *list, struct err *e)
@@ -65,7 +66,7 @@ static int add_tokens(json_t *specials, const json_t *list, struct err *e)
         }
     }
     if (texts == NULL || json_object_set_new(specials, "additional_special_tokens", texts) != 0)
-        return no_memory(e);
+        return chat_template_no_memory(e);
     return 0;
 }
 
@@ -77,7 +78,7 @@ static int read_specials(json_t **out, const json_t *config, struct err *e)
     const json_t *more = json_object_get(config, "additional_special_tokens");
 
     if (specials == NULL)
-        return no_memory(e);
+        return chat_template_no_memory(e);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (add_token(specials, names[i], json_object_get(config, names[i]), e) != 0)
             goto err_decref;
@@ -113,7 +114,7 @@ static int load_config(json_t **out, const char *dir, struct err *e)
     o = json_parse_file(text, len, 0, &why, &starved);
     free(text);
     if (starved)
-        return no_memory(e);
+        return chat_template_no_memory(e);
     if (o == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/chat_template",
                        "tokenizer_config.json is not JSON: line %d, column %d: %s", why.line,
@@ -157,7 +158,7 @@ static int parse_named(struct chat_template *t, const char *name, const char *so
     return jinja_parse(at, source, len, e) == 0 ? 0 : name_template(e, name);
 }
 
-static int parse_list(struct chat_template *t, const json_t *list, struct err *e)
+static int chat_template_parse_list(struct chat_template *t, const json_t *list, struct err *e)
 {
     const json_t *item;
     size_t i;
@@ -194,7 +195,7 @@ static int parse_config(struct chat_template *t, const json_t *config, struct er
     if (!json_is_array(v))
         return err_set(e, ERR_BAD_REQUEST, "/chat_template",
                        "chat_template in tokenizer_config.json is neither a string nor a list");
-    return parse_list(t, v, e);
+    return chat_template_parse_list(t, v, e);
 }
 
 int chat_template_parse(struct chat_template **out, const char *source, size_t len,
@@ -204,7 +205,7 @@ int chat_template_parse(struct chat_template **out, const char *source, size_t l
     int rc;
 
     if (t == NULL)
-        return no_memory(e);
+        return chat_template_no_memory(e);
     rc = source != NULL ? jinja_parse(&t->plain, source, len, e) : parse_config(t, config, e);
     if (rc != 0 || read_specials(&t->specials, config, e) != 0) {
         chat_template_free(t);
@@ -265,7 +266,7 @@ int chat_template_load(struct chat_template **out, const char *dir, struct err *
         return -1;
     t = calloc(1, sizeof *t);
     if (t == NULL)
-        (void)no_memory(e);
+        (void)chat_template_no_memory(e);
     if (t == NULL || load_templates(t, dir, config, e) != 0 ||
         read_specials(&t->specials, config, e) != 0) {
         chat_template_free(t);
@@ -360,7 +361,7 @@ static int tag_final(json_t *messages, const json_t *given, struct text *text, s
         rc = json_is_string(content) ? set_tag(message, "content", content) : 0;
     }
     if (rc != 0)
-        return no_memory(e);
+        return chat_template_no_memory(e);
     if (!json_is_string(content))
         return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
                        "the final message has no text that could be continued");
@@ -418,13 +419,13 @@ int chat_template_render(const struct chat_template *t, const struct chat_input 
     json_t *messages = template_messages(in->messages), *base = NULL;
     struct text final = {NULL, 0};
     size_t from = out->len;
-    int rc = messages != NULL ? 0 : no_memory(e);
+    int rc = messages != NULL ? 0 : chat_template_no_memory(e);
 
     if (rc == 0 && in->continue_final)
         rc = tag_final(messages, in->messages, &final, e);
     if (rc == 0) {
         base = template_variables(in, json_incref(messages));
-        rc = base != NULL ? render(t, in, base, out, e) : no_memory(e);
+        rc = base != NULL ? render(t, in, base, out, e) : chat_template_no_memory(e);
     }
     json_decref(base);
     json_decref(messages);

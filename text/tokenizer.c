@@ -71,13 +71,13 @@ static void encoding_fini(struct encoding *x)
     free(x->ids.ids);
 }
 
-static int no_memory(struct err *e)
+static int tokenizer_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory to encode the text");
 }
 
-static int encode_word(struct encoding *x, size_t i_stage, const char *word, size_t len,
-                       struct err *e);
+static int tokenizer_encode_word(struct encoding *x, size_t i_stage, const char *word, size_t len,
+                                 struct err *e);
 
 /* Cuts a word at the stage's pattern; the parts go on to the next stage. */
 static int cut_word(struct encoding *x, size_t i_stage, const char *word, size_t len, struct err *e)
@@ -87,17 +87,17 @@ static int cut_word(struct encoding *x, size_t i_stage, const char *word, size_t
     int rc;
 
     while ((rc = regex_next(x->t->stages[i_stage].re, x->matcher, &w, e)) == 1) {
-        if (encode_word(x, i_stage + 1, word + done, w.start - done, e) != 0 ||
-            encode_word(x, i_stage + 1, word + w.start, w.end - w.start, e) != 0)
+        if (tokenizer_encode_word(x, i_stage + 1, word + done, w.start - done, e) != 0 ||
+            tokenizer_encode_word(x, i_stage + 1, word + w.start, w.end - w.start, e) != 0)
             return -1;
         done = w.end;
     }
-    return rc != 0 ? -1 : encode_word(x, i_stage + 1, word + done, len - done, e);
+    return rc != 0 ? -1 : tokenizer_encode_word(x, i_stage + 1, word + done, len - done, e);
 }
 
 /* Takes a word through the stages from `i_stage` on (at most TOKENIZER_STAGES_MAX deep). */
-static int encode_word(struct encoding *x, size_t i_stage, const char *word, size_t len,
-                       struct err *e)
+static int tokenizer_encode_word(struct encoding *x, size_t i_stage, const char *word, size_t len,
+                                 struct err *e)
 {
     const struct stage *stage = &x->t->stages[i_stage];
 
@@ -112,12 +112,12 @@ static int encode_word(struct encoding *x, size_t i_stage, const char *word, siz
         buf_puts(prefixed, " ");
         buf_append(prefixed, word, len);
         if (prefixed->failed)
-            return no_memory(e);
+            return tokenizer_no_memory(e);
         word = prefixed->data;
         len = prefixed->len;
     }
     if (stage->re == NULL)
-        return encode_word(x, i_stage + 1, word, len, e);
+        return tokenizer_encode_word(x, i_stage + 1, word, len, e);
     return cut_word(x, i_stage, word, len, e);
 }
 
@@ -130,7 +130,7 @@ static int encode_marked(struct encoding *x, const char *text, size_t len, bool 
     size_t done = 0, mark = m->mark.len;
 
     if (m->scheme == METASPACE_OFF)
-        return encode_word(x, 0, text, len, e);
+        return tokenizer_encode_word(x, 0, text, len, e);
     if (metaspace_apply(m, &x->marked, text, len, first, e) != 0)
         return -1;
     text = x->marked.data;
@@ -138,11 +138,11 @@ static int encode_marked(struct encoding *x, const char *text, size_t len, bool 
     for (size_t at = 1; m->split && at + mark <= len; at++) {
         if (memcmp(text + at, m->mark.text, mark) != 0)
             continue;
-        if (encode_word(x, 0, text + done, at - done, e) != 0)
+        if (tokenizer_encode_word(x, 0, text + done, at - done, e) != 0)
             return -1;
         done = at;
     }
-    return encode_word(x, 0, text + done, len - done, e);
+    return tokenizer_encode_word(x, 0, text + done, len - done, e);
 }
 
 /* Text between the added tokens that are found before normalisation. */
@@ -205,7 +205,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bo
     x.ids.cap = 64;
     x.ids.ids = malloc(x.ids.cap * sizeof *x.ids.ids); /* an array, even when it stays empty */
     if (x.matcher == NULL || x.ids.ids == NULL)
-        (void)no_memory(e);
+        (void)tokenizer_no_memory(e);
     else
         rc = encode_text(&x, text, len, add_special, e);
     if (rc == 0) {

@@ -39,7 +39,7 @@ int id_list_push(struct id_list *l, uint32_t id, struct err *e)
     return 0;
 }
 
-static uint64_t mix(uint64_t x)
+static uint64_t tokenizer_bpe_mix(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9U;
     x = (x ^ x >> 27) * 0x94d049bb133111ebU;
@@ -55,11 +55,11 @@ static uint64_t hash_bytes(const void *data, size_t len)
         uint64_t word;
 
         memcpy(&word, p, sizeof word);
-        h = mix(h ^ word);
+        h = tokenizer_bpe_mix(h ^ word);
     }
     for (size_t i = 0; i < len; i++)
         h = h << 8 ^ p[i] ^ h >> 56;
-    return mix(h);
+    return tokenizer_bpe_mix(h);
 }
 
 /* Slots for n entries, at most half full. */
@@ -80,7 +80,7 @@ static int new_slots(uint32_t **slots, size_t *n_slots, size_t n, struct err *e)
 static uint32_t *pair_slot(const struct bpe *b, uint32_t left, uint32_t right)
 {
     size_t mask = b->n_pair_slots - 1;
-    size_t at = mix((uint64_t)left << 32 | right) & mask;
+    size_t at = tokenizer_bpe_mix((uint64_t)left << 32 | right) & mask;
 
     for (; b->pair_slots[at] != 0; at = (at + 1) & mask) {
         const struct merge *m = &b->merges[b->pair_slots[at] - 1];
@@ -92,7 +92,7 @@ static uint32_t *pair_slot(const struct bpe *b, uint32_t left, uint32_t right)
 }
 
 /* What a word is compared with: the spelling, or the bytes that it means. */
-static const void *key_of(const struct bpe *b, const struct token *token, size_t *len)
+static const void *tokenizer_bpe_key_of(const struct bpe *b, const struct token *token, size_t *len)
 {
     *len = b->spelled ? token->text_len : token->n_bytes;
     return b->spelled ? (const void *)token->text : token->bytes;
@@ -107,7 +107,7 @@ static uint32_t *word_slot(const struct bpe *b, const struct tokenizer *t, const
 
     for (; b->word_slots[at] != 0; at = (at + 1) & mask) {
         size_t key_len;
-        const void *key = key_of(b, &t->tokens[b->word_slots[at] - 1], &key_len);
+        const void *key = tokenizer_bpe_key_of(b, &t->tokens[b->word_slots[at] - 1], &key_len);
 
         if (key_len == len && memcmp(key, word, len) == 0)
             break;
@@ -128,7 +128,7 @@ int bpe_index(struct bpe *b, const struct tokenizer *t, struct err *e)
     for (uint32_t id = 0; id < t->n_tokens; id++) {
         const struct token *token = &t->tokens[id];
         size_t len;
-        const void *key = key_of(b, token, &len);
+        const void *key = tokenizer_bpe_key_of(b, token, &len);
 
         if (token->in_model && (b->spelled || token->mapped))
             *word_slot(b, t, key, len) = id + 1;
@@ -177,7 +177,7 @@ struct heap {
     uint64_t n_moves;
 };
 
-static void sift_down(struct heap *h, size_t at)
+static void bpe_sift_down(struct heap *h, size_t at)
 {
     uint64_t x = h->x[at];
 
@@ -211,7 +211,7 @@ static uint64_t heap_pop(struct heap *h)
     uint64_t top = h->x[0];
 
     h->x[0] = h->x[--h->n];
-    sift_down(h, 0);
+    bpe_sift_down(h, 0);
     return top;
 }
 
@@ -299,7 +299,7 @@ static void first_candidates(const struct bpe *b, const struct bpe_symbol *s, si
         if (candidate_add(b, s, (uint32_t)i, (uint32_t)i + 1, &h->x[h->n]))
             h->n++;
     for (size_t i = h->n / 2; i-- > 0;)
-        sift_down(h, i);
+        bpe_sift_down(h, i);
 }
 
 /* Merges the symbol at `at` with its right neighbour and pushes the pairs that this makes. */

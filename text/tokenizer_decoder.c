@@ -84,7 +84,7 @@ int tokenizer_parse_decoder(struct tokenizer *t, const json_t *v, struct err *e)
     return 0;
 }
 
-static int hex_digit(char c)
+static int tokenizer_decoder_hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
@@ -95,10 +95,10 @@ static int hex_digit(char c)
 
 int byte_token(const char *text, size_t len)
 {
-    if (len != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>' || hex_digit(text[3]) < 0 ||
-        hex_digit(text[4]) < 0)
+    if (len != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>' ||
+        tokenizer_decoder_hex_digit(text[3]) < 0 || tokenizer_decoder_hex_digit(text[4]) < 0)
         return -1;
-    return hex_digit(text[3]) << 4 | hex_digit(text[4]);
+    return tokenizer_decoder_hex_digit(text[3]) << 4 | tokenizer_decoder_hex_digit(text[4]);
 }
 
 size_t spelled_bytes(const struct decoder *d, const char *text, size_t len, unsigned char *bytes)

@@ -74,8 +74,8 @@ static size_t token_nbytes(size_t len)
 
 /* What a token with this spelling decodes to; `bytes` has space for TOKENIZER_REPLACE_GROWTH_MAX
  * times `len`. */
-static void put_bytes(struct token *token, const struct decoder *d, const char *text, size_t len,
-                      unsigned char *bytes)
+static void tokenizer_json_put_bytes(struct token *token, const struct decoder *d, const char *text,
+                                     size_t len, unsigned char *bytes)
 {
     size_t n_bytes = 0;
 
@@ -95,7 +95,7 @@ static void put_bytes(struct token *token, const struct decoder *d, const char *
 }
 
 /* Gives an id its spelling and its bytes. */
-static void put_token(struct parse *p, uint32_t id, const char *text, size_t len)
+static void tokenizer_put_token(struct parse *p, uint32_t id, const char *text, size_t len)
 {
     struct token *token = &p->t->tokens[id];
     char *copy = arena_take(p, token_nbytes(len));
@@ -103,7 +103,7 @@ static void put_token(struct parse *p, uint32_t id, const char *text, size_t len
     memcpy(copy, text, len + 1);
     token->text = copy;
     token->text_len = (uint32_t)len;
-    put_bytes(token, &p->t->decoder, text, len, (unsigned char *)copy + len + 1);
+    tokenizer_json_put_bytes(token, &p->t->decoder, text, len, (unsigned char *)copy + len + 1);
 }
 
 /* Counts what the tokens take, and allocates it. Ids are checked here, before they size anything.
@@ -167,7 +167,7 @@ static int parse_vocab(struct parse *p, struct err *e)
         if (token->text != NULL)
             return err_set(e, ERR_BAD_REQUEST, "/model/vocab", "id %u names both '%s' and '%s'", id,
                            member_quote(token->text).text, member_quote(text).text);
-        put_token(p, id, text, strlen(text));
+        tokenizer_put_token(p, id, text, strlen(text));
         token->in_model = true;
         if (token->mapped && token->n_bytes == 1)
             p->t->bpe.byte_ids[token->bytes[0]] = id;
@@ -232,7 +232,8 @@ static int normal_content(struct added_token *a, const struct tokenizer *t, stru
     if (rc == 0) {
         memcpy(a->normal, text, len);
         if (len != a->len || memcmp(text, a->content, len) != 0) {
-            put_bytes(token, &t->decoder, a->normal, len, (unsigned char *)a->normal + len);
+            tokenizer_json_put_bytes(token, &t->decoder, a->normal, len,
+                                     (unsigned char *)a->normal + len);
             token->special = false;
         }
         a->content = a->normal;
@@ -274,7 +275,7 @@ static int parse_added_token(struct parse *p, const json_t *v, const char *base,
         check_added_id(p, content, a.id, base, e) != 0)
         return -1;
     if (p->t->tokens[a.id].text == NULL)
-        put_token(p, a.id, content, strlen(content));
+        tokenizer_put_token(p, a.id, content, strlen(content));
     p->t->tokens[a.id].special = special;
     a.content = p->t->tokens[a.id].text;
     a.len = p->t->tokens[a.id].text_len;
@@ -493,7 +494,7 @@ static int parse_root(struct parse *p, struct err *e)
     return bpe_index(&t->bpe, t, e);
 }
 
-static int load_json(json_t **out, const char *json, size_t len, struct err *e)
+static int tokenizer_load_json(json_t **out, const char *json, size_t len, struct err *e)
 {
     json_error_t error;
     bool starved;
@@ -516,7 +517,7 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct
     json_t *root;
     int rc;
 
-    if (load_json(&root, json, len, e) != 0)
+    if (tokenizer_load_json(&root, json, len, e) != 0)
         return -1;
     p.root = root;
     p.t = calloc(1, sizeof *p.t);

@@ -40,8 +40,8 @@ int replace_read(struct affix *from, struct affix *to, const json_t *v, const ch
     return 0;
 }
 
-static int parse_step(struct tokenizer *t, const json_t *v, const char *type, const char *field,
-                      struct err *e)
+static int tokenizer_normal_parse_step(struct tokenizer *t, const json_t *v, const char *type,
+                                       const char *field, struct err *e)
 {
     struct normal_step *step = &t->normal[t->n_normal];
 
@@ -78,7 +78,7 @@ static int parse_normalizer(struct tokenizer *t, const json_t *v, const char *fi
     if (member_type(&type, v, field, e) != 0)
         return -1;
     if (strcmp(type, "Sequence") != 0)
-        return parse_step(t, v, type, field, e);
+        return tokenizer_normal_parse_step(t, v, type, field, e);
     if (depth == TOKENIZER_NESTING_MAX)
         return member_too_deep(field, e);
     if (member_array(&list, v, field, "normalizers", e) != 0)

@@ -149,7 +149,7 @@ static void put_char(struct rewrite *r, size_t n_source, uint32_t cp)
     r->dash = r->after_set = false;
 }
 
-static int hex_value(int c)
+static int tokenizer_regex_hex_value(int c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
@@ -167,8 +167,8 @@ static int rewrite_hex(struct rewrite *r, struct err *e)
            n = 0;
     uint32_t cp = 0;
 
-    for (; n < n_digits_max && hex_value(rewrite_peek(r, at)) >= 0; n++, at++)
-        cp = cp << 4 | (uint32_t)hex_value(rewrite_peek(r, at));
+    for (; n < n_digits_max && tokenizer_regex_hex_value(rewrite_peek(r, at)) >= 0; n++, at++)
+        cp = cp << 4 | (uint32_t)tokenizer_regex_hex_value(rewrite_peek(r, at));
     if (n == 0 || (!braces && n < n_digits_max) || (braces && rewrite_peek(r, at) != '}'))
         return rewrite_refuse(r, at, "a hexadecimal escape is malformed", e);
     at += braces;
@@ -209,7 +209,7 @@ static int rewrite_escape(struct rewrite *r, struct err *e)
     default:
         break;
     }
-    if (c < 0x21 || c > 0x7e || hex_value(c) >= 0 || (c >= 'A' && c <= 'Z') ||
+    if (c < 0x21 || c > 0x7e || tokenizer_regex_hex_value(c) >= 0 || (c >= 'A' && c <= 'Z') ||
         (c >= 'a' && c <= 'z'))
         return rewrite_refuse(r, 2, "this escape is not supported", e);
     put_char(r, 2, (uint32_t)c);
@@ -391,7 +391,7 @@ void regex_free(struct regex *re)
     free(re);
 }
 
-static uint64_t thread_cpu_us(void)
+static uint64_t tokenizer_regex_thread_cpu_us(void)
 {
     struct timespec ts;
 
@@ -405,7 +405,7 @@ struct matcher *matcher_new(size_t len)
 
     if (m == NULL)
         return NULL;
-    m->cpu_us_end = thread_cpu_us() +
+    m->cpu_us_end = tokenizer_regex_thread_cpu_us() +
                     1000 * (MATCH_CPU_MS_MIN + (uint64_t)len / 1000 * MATCH_CPU_MS_PER_KB);
     m->data = pcre2_match_data_create(1, NULL);
     m->context = pcre2_match_context_create(NULL);
@@ -437,7 +437,7 @@ static int regex_search(const struct regex *re, struct matcher *m, const struct 
     PCRE2_SPTR text = (PCRE2_SPTR)w->text;
     int rc;
 
-    if (++m->n_searches % MATCH_STARTS_MAX == 0 && thread_cpu_us() > m->cpu_us_end)
+    if (++m->n_searches % MATCH_STARTS_MAX == 0 && tokenizer_regex_thread_cpu_us() > m->cpu_us_end)
         return PCRE2_ERROR_MATCHLIMIT;
     (void)pcre2_set_offset_limit(m->context, last);
     (void)pcre2_set_match_limit(m->context,

@@ -110,7 +110,7 @@ static void file_close(struct source *s)
 static const struct source_ops file_ops = {
     .name = "path", .fill = file_fill, .finish = file_finish, .close = file_close};
 
-static int cannot_open(const char *path, int errnum, struct err *e)
+static int file_cannot_open(const char *path, int errnum, struct err *e)
 {
     int cut = utf8_cut(path, 200);
 
@@ -145,8 +145,8 @@ static int reserve_parts(struct loading *l, uint64_t n, struct err *e)
 }
 
 /* Adds tensor i of the file that was added last. */
-static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i, uint32_t file,
-                      const struct file_index *index, struct err *e)
+static int file_add_tensor(struct loading *l, const struct safetensors *s, uint32_t i,
+                           uint32_t file, const struct file_index *index, struct err *e)
 {
     const struct tensor_spec *t = &s->tensor_list->tensors[i];
     const char *const *files = l->src->ranges.files.items;
@@ -190,8 +190,8 @@ static int use_label(struct loading *l, struct safetensors *s, const char *name,
 }
 
 /* Takes over fd. */
-static int add_file(struct loading *l, const char *name, int fd, const struct file_index *index,
-                    struct err *e)
+static int file_add_file(struct loading *l, const char *name, int fd,
+                         const struct file_index *index, struct err *e)
 {
     uint32_t file = l->src->ranges.files.n;
     struct safetensors s;
@@ -200,12 +200,12 @@ static int add_file(struct loading *l, const char *name, int fd, const struct fi
     if (ranges_add(&l->src->ranges, name, fd, e) != 0)
         return -1;
     if (!stamp_of(fd, &l->src->stamps[file]))
-        return cannot_open(name, errno, e);
+        return file_cannot_open(name, errno, e);
     if (safetensors_read(&s, fd, name, e) != 0)
         return -1;
     rc = reserve_parts(l, s.tensor_list->n_tensors, e);
     for (uint32_t i = 0; rc == 0 && i < s.tensor_list->n_tensors; i++)
-        rc = add_tensor(l, &s, i, file, index, e);
+        rc = file_add_tensor(l, &s, i, file, index, e);
     if (rc == 0)
         rc = use_label(l, &s, name, e);
     safetensors_fini(&s);
@@ -228,8 +228,8 @@ static int add_shards(struct loading *l, int dirfd, const struct file_index *ind
     for (uint32_t i = 0; i < index->files.n; i++) {
         fd = file_open_in(l->rootfd, dirfd, names[i], FILE_FLAGS);
         if (fd < 0)
-            return cannot_open(names[i], errno, e);
-        if (add_file(l, names[i], fd, index, e) != 0)
+            return file_cannot_open(names[i], errno, e);
+        if (file_add_file(l, names[i], fd, index, e) != 0)
             return -1;
     }
     for (uint32_t i = 0; i < index->tensors.n; i++) {
@@ -268,9 +268,9 @@ static int add_single(struct loading *l, const char *path, int dirfd, struct err
     int fd = file_open_in(l->rootfd, dirfd, SINGLE_NAME, FILE_FLAGS);
 
     if (fd >= 0)
-        return add_file(l, SINGLE_NAME, fd, NULL, e);
+        return file_add_file(l, SINGLE_NAME, fd, NULL, e);
     if (errno != ENOENT)
-        return cannot_open(SINGLE_NAME, errno, e);
+        return file_cannot_open(SINGLE_NAME, errno, e);
     return err_set(e, ERR_NOT_FOUND, "/path",
                    "directory '%.*s' has neither " SINGLE_NAME " nor " INDEX_NAME,
                    utf8_cut(path, 200), path);
@@ -284,7 +284,7 @@ static int add_directory(struct loading *l, const char *path, int dirfd, struct 
     if (fd < 0 && errno == ENOENT)
         return add_single(l, path, dirfd, e);
     if (fd < 0)
-        return cannot_open(INDEX_NAME, errno, e);
+        return file_cannot_open(INDEX_NAME, errno, e);
     rc = file_index_read(&index, fd, e);
     (void)close(fd);
     if (rc != 0)
@@ -303,14 +303,14 @@ static int add_path(struct loading *l, const char *path, int fd, struct err *e)
     int rc;
 
     if (fstat(fd, &st) == 0 && !S_ISDIR(st.st_mode))
-        return add_file(l, path, fd, NULL, e);
+        return file_add_file(l, path, fd, NULL, e);
     rc = add_directory(l, path, fd, e);
     (void)close(fd);
     return rc;
 }
 
-static int check_same(const struct tensor_spec *want, const struct tensor_spec *have, uint32_t i,
-                      struct err *e)
+static int file_check_same(const struct tensor_spec *want, const struct tensor_spec *have,
+                           uint32_t i, struct err *e)
 {
     char field[ERR_FIELD_MAX], x[180], y[180];
 
@@ -345,7 +345,7 @@ static int find_part(const struct loading *l, const struct tensor_list *all,
         return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is not in the file",
                        utf8_cut_name(want->name), want->name);
     }
-    return check_same(want, &all->tensors[*out], i, e);
+    return file_check_same(want, &all->tensors[*out], i, e);
 }
 
 /* Sets the offsets of `tensor_list` (NULL: of all tensors) in the source, and fills w. */
@@ -395,8 +395,8 @@ static int files_load(struct loading *l, const char *path, int fd, struct tensor
 }
 
 /* Takes over fd. */
-static int source_of(struct source **out, struct file_weights *w, const char *path, int rootfd,
-                     int fd, struct tensor_list *tensor_list, struct err *e)
+static int file_source_of(struct source **out, struct file_weights *w, const char *path, int rootfd,
+                          int fd, struct tensor_list *tensor_list, struct err *e)
 {
     struct loading l = {.rootfd = rootfd, .src = calloc(1, sizeof *l.src)};
     struct file_weights weights = {0};
@@ -434,8 +434,8 @@ static int open_below(struct source **out, struct file_weights *w, int rootfd, c
     int fd = file_open_beneath(rootfd, rest, FILE_FLAGS);
 
     if (fd < 0)
-        return cannot_open(path, errno, e);
-    return source_of(out, w, path, rootfd, fd, tensor_list, e);
+        return file_cannot_open(path, errno, e);
+    return file_source_of(out, w, path, rootfd, fd, tensor_list, e);
 }
 
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,

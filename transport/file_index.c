@@ -59,7 +59,7 @@ static int index_reserve(struct file_index *x, struct err *e)
     return 0;
 }
 
-static int index_add(struct file_index *x, const char *tensor, const char *name, struct err *e)
+static int file_index_add(struct file_index *x, const char *tensor, const char *name, struct err *e)
 {
     uint32_t file = names_find(&x->files, name);
 
@@ -95,7 +95,7 @@ static int read_map(struct file_index *x, struct json_reader *r, struct err *e)
     while (json_reader_next(r, '}', &n)) {
         if (!json_reader_key(r, tensor, sizeof tensor) || !json_reader_string(r, file, sizeof file))
             return index_syntax(r, e);
-        if (index_add(x, tensor, file, e) != 0)
+        if (file_index_add(x, tensor, file, e) != 0)
             return -1;
     }
     return r->wrong == NULL ? 0 : index_syntax(r, e);
@@ -131,7 +131,7 @@ static int index_parse(struct file_index *x, struct json_reader *r, struct err *
     return 0;
 }
 
-static int read_all(char *text, size_t nbytes, int fd, struct err *e)
+static int file_index_read_all(char *text, size_t nbytes, int fd, struct err *e)
 {
     size_t done = 0;
     ssize_t n;
@@ -172,7 +172,7 @@ int file_index_read(struct file_index *out, int fd, struct err *e)
     names_init(&x.tensors);
     names_init(&x.files);
     json_reader_init(&r, text, (size_t)st.st_size);
-    rc = read_all(text, (size_t)st.st_size, fd, e);
+    rc = file_index_read_all(text, (size_t)st.st_size, fd, e);
     if (rc == 0)
         rc = index_parse(&x, &r, e);
     free(text);

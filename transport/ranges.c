@@ -141,7 +141,7 @@ static void run_explain(const struct run *run, uint64_t at, uint64_t done, int e
 }
 
 /* Keeps the error with the lowest offset. */
-static void run_fail(struct run *run, uint64_t at, const struct err *e)
+static void ranges_run_fail(struct run *run, uint64_t at, const struct err *e)
 {
     mtx_lock(&run->lock);
     if (at < run->bad_at) {
@@ -200,7 +200,7 @@ static void *run_main(void *arg)
         struct err e = {0};
 
         if (run_piece(run, at, &e) != 0)
-            run_fail(run, at, &e);
+            ranges_run_fail(run, at, &e);
     }
     return NULL;
 }
@@ -219,8 +219,9 @@ static unsigned readers_for(uint64_t nbytes)
 }
 
 /* Reads tensors [first, end), which are adjacent in one file. */
-static int fill_run(const struct ranges *r, const struct tensor_list *tensor_list, uint32_t first,
-                    uint32_t end, uint8_t *dst, struct progress *p, struct err *e)
+static int ranges_fill_run(const struct ranges *r, const struct tensor_list *tensor_list,
+                           uint32_t first, uint32_t end, uint8_t *dst, struct progress *p,
+                           struct err *e)
 {
     const struct tensor_spec *last = &tensor_list->tensors[end - 1];
     struct run run = {
@@ -274,7 +275,7 @@ int ranges_fill(const struct ranges *r, const struct tensor_list *tensor_list, u
         uint64_t begin = tensor_list->tensors[first].offset;
         if (tensor_list->tensors[first].nbytes > 0) {
             end = run_end(r, tensor_list, first, last);
-            if (fill_run(r, tensor_list, first, end, out, p, e) != 0)
+            if (ranges_fill_run(r, tensor_list, first, end, out, p, e) != 0)
                 return -1;
         }
         if (end < last)

@@ -40,7 +40,8 @@ static void shm_close(struct source *s)
 static const struct source_ops shm_ops = {.name = "shm", .fill = shm_fill, .close = shm_close};
 
 /* Fills `field` with "/shm/<member>", or "/shm/<i>/<member>" of a list. */
-static const char *field_of(char field[ERR_FIELD_MAX], bool packed, uint32_t i, const char *member)
+static const char *shm_field_of(char field[ERR_FIELD_MAX], bool packed, uint32_t i,
+                                const char *member)
 {
     if (packed)
         (void)snprintf(field, ERR_FIELD_MAX, "/shm/%s", member);
@@ -50,7 +51,7 @@ static const char *field_of(char field[ERR_FIELD_MAX], bool packed, uint32_t i, 
 }
 
 /* The name for shm_open, with its slash, into out[NAME_LEN_MAX + 1]. */
-static int check_name(char *out, const char *name, const char *field, struct err *e)
+static int check_shm_name(char *out, const char *name, const char *field, struct err *e)
 {
     const char *rest = name[0] == '/' ? name + 1 : name;
     size_t len = strnlen(rest, NAME_LEN_MAX);
@@ -104,18 +105,18 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
 }
 
 /* Checks a range before anything is opened. `what` names the tensor or the bucket. */
-static int check_nbytes(const struct shm_range *range, uint64_t nbytes, const char *what,
-                        bool packed, uint32_t i, struct err *e)
+static int shm_check_nbytes(const struct shm_range *range, uint64_t nbytes, const char *what,
+                            bool packed, uint32_t i, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
     if (range->nbytes != nbytes)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, packed, i, "nbytes"),
+        return err_set(e, ERR_BAD_REQUEST, shm_field_of(field, packed, i, "nbytes"),
                        "%s%.*s%s: nbytes is %llu, but names, dtypes and shapes make %llu",
                        packed ? "" : "tensor '", utf8_cut_name(what), what, packed ? "" : "'",
                        (unsigned long long)range->nbytes, (unsigned long long)nbytes);
     if (range->offset > TENSOR_LIST_NBYTES_MAX - nbytes)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, packed, i, "offset"),
+        return err_set(e, ERR_BAD_REQUEST, shm_field_of(field, packed, i, "offset"),
                        "offset %llu and nbytes %llu reach beyond 2^63 - 1",
                        (unsigned long long)range->offset, (unsigned long long)nbytes);
     return 0;
@@ -127,8 +128,9 @@ static int open_range(struct ranges *r, uint32_t *file, const struct shm_range *
     char field[ERR_FIELD_MAX], name[NAME_LEN_MAX + 1];
     struct stat st;
 
-    (void)field_of(field, packed, i, "name");
-    if (check_name(name, range->name, field, e) != 0 || open_object(r, file, name, field, e) != 0)
+    (void)shm_field_of(field, packed, i, "name");
+    if (check_shm_name(name, range->name, field, e) != 0 ||
+        open_object(r, file, name, field, e) != 0)
         return -1;
     if (fstat(r->fds[*file], &st) != 0)
         return err_set_errno(e, ERR_UNREADABLE, field, errno,
@@ -136,7 +138,7 @@ static int open_range(struct ranges *r, uint32_t *file, const struct shm_range *
                              utf8_cut_name(name), name);
     if ((uint64_t)st.st_size < range->offset + range->nbytes)
         return err_set(
-            e, ERR_UNREADABLE, field_of(field, packed, i, "nbytes"),
+            e, ERR_UNREADABLE, shm_field_of(field, packed, i, "nbytes"),
             "shared memory object '%.*s' has %llu bytes, but offset %llu and nbytes %llu "
             "were given",
             utf8_cut_name(name), name, (unsigned long long)st.st_size,
@@ -149,7 +151,7 @@ static int open_packed(struct ranges *r, const struct shm_range *range,
 {
     uint32_t file;
 
-    if (check_nbytes(range, tensor_list->nbytes, "the packed bucket", true, 0, e) != 0 ||
+    if (shm_check_nbytes(range, tensor_list->nbytes, "the packed bucket", true, 0, e) != 0 ||
         open_range(r, &file, range, true, 0, e) != 0)
         return -1;
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
@@ -157,12 +159,12 @@ static int open_packed(struct ranges *r, const struct shm_range *range,
     return 0;
 }
 
-static int open_each(struct ranges *r, const struct shm_range *ranges,
-                     const struct tensor_list *tensor_list, struct err *e)
+static int shm_open_each(struct ranges *r, const struct shm_range *ranges,
+                         const struct tensor_list *tensor_list, struct err *e)
 {
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         const struct tensor_spec *t = &tensor_list->tensors[i];
-        if (check_nbytes(&ranges[i], t->nbytes, t->name, false, i, e) != 0 ||
+        if (shm_check_nbytes(&ranges[i], t->nbytes, t->name, false, i, e) != 0 ||
             open_range(r, &r->at[i].file, &ranges[i], false, i, e) != 0)
             return -1;
         r->at[i].offset = ranges[i].offset;
@@ -189,7 +191,7 @@ int shm_source_open(struct source **out, const struct shm_range *ranges, uint32_
     rc = ranges_alloc(&shm->ranges, tensor_list->n_tensors, e);
     if (rc == 0)
         rc = packed ? open_packed(&shm->ranges, ranges, tensor_list, e)
-                    : open_each(&shm->ranges, ranges, tensor_list, e);
+                    : shm_open_each(&shm->ranges, ranges, tensor_list, e);
     if (rc != 0) {
         shm_close(&shm->source);
         return -1;

@@ -100,7 +100,8 @@ static int fill_alias(const struct tensor_list *tensor_list, const struct alias_
     return a->kind == ALIAS_FUSED ? check_fused(tensor_list, a, e) : 0;
 }
 
-static int add_aliases(struct model_spec_whole *w, const struct alias_spec *specs, struct err *e)
+static int model_spec_add_aliases(struct model_spec_whole *w, const struct alias_spec *specs,
+                                  struct err *e)
 {
     uint32_t *targets = w->targets;
 
@@ -142,7 +143,7 @@ int model_spec_new(struct model_spec **out, struct tensor_list *tensor_list,
         goto err_free;
     }
     w->m.aliases = w->aliases;
-    if (add_aliases(w, aliases, e) != 0)
+    if (model_spec_add_aliases(w, aliases, e) != 0)
         goto err_free;
     *out = &w->m;
     return 0;
@@ -234,8 +235,8 @@ static const char *suggest_by_part(const struct model_spec_whole *w, const char 
 
 /* Edits between a and b, or limit + 1 if there are more. Only cells within `limit` of the
  * diagonal can matter. */
-static unsigned distance(const char *a, size_t n_a, const char *b, size_t n_b, unsigned limit,
-                         uint64_t *steps)
+static unsigned model_spec_distance(const char *a, size_t n_a, const char *b, size_t n_b,
+                                    unsigned limit, uint64_t *steps)
 {
     unsigned row[SUGGEST_MIDDLE_MAX + 1];
 
@@ -280,7 +281,7 @@ static unsigned name_distance(const char *a, size_t n_a, const char *b, size_t n
     n_b -= head + tail;
     if (n_a > SUGGEST_MIDDLE_MAX || n_b > SUGGEST_MIDDLE_MAX)
         return limit + 1;
-    return distance(a + head, n_a, b + head, n_b, limit, steps);
+    return model_spec_distance(a + head, n_a, b + head, n_b, limit, steps);
 }
 
 /* The known name with the fewest edits, or NULL if none is close. The work is limited. */

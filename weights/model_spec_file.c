@@ -63,8 +63,8 @@ static int shape_of(uint64_t shape[TENSOR_LIST_NDIM_MAX], uint32_t *ndim, const 
     return 0;
 }
 
-static int add_tensor(struct tensor_list_builder *b, const json_t *name, const json_t *dtype,
-                      const json_t *dims, size_t i, struct err *e)
+static int spec_file_add_tensor(struct tensor_list_builder *b, const json_t *name,
+                                const json_t *dtype, const json_t *dims, size_t i, struct err *e)
 {
     const char *text = json_string_value(dtype);
     uint64_t shape[TENSOR_LIST_NDIM_MAX];
@@ -88,7 +88,7 @@ static int add_tensor(struct tensor_list_builder *b, const json_t *name, const j
     return tensor_list_builder_add(b, json_string_value(name), d, shape, ndim, UINT64_MAX, e);
 }
 
-static int tensor_list_of(struct tensor_list **out, const json_t *root, struct err *e)
+static int spec_file_tensor_list_of(struct tensor_list **out, const json_t *root, struct err *e)
 {
     const json_t *names, *dtypes, *shapes;
     struct tensor_list_builder *b;
@@ -104,8 +104,8 @@ static int tensor_list_of(struct tensor_list **out, const json_t *root, struct e
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (size_t i = 0; i < json_array_size(names); i++)
-        if (add_tensor(b, json_array_get(names, i), json_array_get(dtypes, i),
-                       json_array_get(shapes, i), i, e) != 0) {
+        if (spec_file_add_tensor(b, json_array_get(names, i), json_array_get(dtypes, i),
+                                 json_array_get(shapes, i), i, e) != 0) {
             tensor_list_builder_free(b);
             return -1;
         }
@@ -177,7 +177,7 @@ static int from_root(struct model_spec **out, const json_t *root, struct err *e)
                        "manifest: it must be an object of names, dtypes, shapes and aliases only");
     if (aliases != NULL && !json_is_object(aliases))
         return err_set(e, ERR_BAD_REQUEST, "/aliases", "manifest: 'aliases' must be an object");
-    if (tensor_list_of(&tensor_list, root, e) != 0)
+    if (spec_file_tensor_list_of(&tensor_list, root, e) != 0)
         return -1;
     return with_aliases(out, tensor_list, aliases, e);
 }

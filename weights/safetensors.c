@@ -173,7 +173,7 @@ static int items_reserve(void *items, uint32_t n, uint32_t *cap, size_t nbytes, 
     return 0;
 }
 
-static int read_checksum(struct header *h, const char *key, struct err *e)
+static int safetensors_read_checksum(struct header *h, const char *key, struct err *e)
 {
     void *given = h->given;
     struct checksum sum;
@@ -196,7 +196,7 @@ static int read_metadata_value(struct header *h, const char *key, struct err *e)
     char **to;
 
     if (strncmp(key, CHECKSUM_KEY, sizeof CHECKSUM_KEY - 1) == 0)
-        return read_checksum(h, key, e);
+        return safetensors_read_checksum(h, key, e);
     if (strcmp(key, VERSION_KEY) == 0)
         to = &h->weight_version;
     else if (strcmp(key, SNAPSHOT_KEY) == 0)
@@ -233,7 +233,7 @@ static int read_metadata(struct header *h, struct err *e)
     return h->r.wrong == NULL ? 0 : header_refuse_syntax(h, e);
 }
 
-static int read_dtype(struct header *h, struct entry *t, struct err *e)
+static int safetensors_read_dtype(struct header *h, struct entry *t, struct err *e)
 {
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
         return header_refuse_syntax(h, e);
@@ -244,7 +244,7 @@ static int read_dtype(struct header *h, struct entry *t, struct err *e)
     return 0;
 }
 
-static int read_shape(struct header *h, struct entry *t, struct err *e)
+static int safetensors_read_shape(struct header *h, struct entry *t, struct err *e)
 {
     uint32_t n = 0;
     uint64_t dim;
@@ -292,7 +292,9 @@ static int read_members(struct header *h, struct entry *t, struct err *e)
     static const struct {
         const char *name;
         int (*read)(struct header *h, struct entry *t, struct err *e);
-    } members[] = {{"dtype", read_dtype}, {"shape", read_shape}, {"data_offsets", read_offsets}};
+    } members[] = {{"dtype", safetensors_read_dtype},
+                   {"shape", safetensors_read_shape},
+                   {"data_offsets", read_offsets}};
     enum { N = sizeof members / sizeof members[0], DEPTH_HERE = 2 };
     bool seen[N] = {false};
     uint32_t n = 0;
@@ -323,7 +325,7 @@ static int read_members(struct header *h, struct entry *t, struct err *e)
 }
 
 /* h->key holds its name. */
-static int read_tensor(struct header *h, struct err *e)
+static int safetensors_read_tensor(struct header *h, struct err *e)
 {
     void *entries = h->entries;
     uint32_t i = h->names.n;
@@ -348,7 +350,7 @@ static int read_tensor(struct header *h, struct err *e)
     return 0;
 }
 
-static int read_header(struct header *h, struct err *e)
+static int safetensors_read_header(struct header *h, struct err *e)
 {
     uint32_t n = 0;
 
@@ -360,7 +362,8 @@ static int read_header(struct header *h, struct err *e)
     while (json_reader_next(&h->r, '}', &n)) {
         if (!json_reader_key(&h->r, h->key, sizeof h->key))
             return header_refuse_syntax(h, e);
-        if ((strcmp(h->key, "__metadata__") == 0 ? read_metadata(h, e) : read_tensor(h, e)) != 0)
+        if ((strcmp(h->key, "__metadata__") == 0 ? read_metadata(h, e)
+                                                 : safetensors_read_tensor(h, e)) != 0)
             return -1;
     }
     return json_reader_end(&h->r) ? 0 : header_refuse_syntax(h, e);
@@ -449,7 +452,7 @@ static int header_parse(struct header *h, struct safetensors *s, uint64_t nbytes
 {
     uint64_t nbytes_data = 0;
 
-    if (read_header(h, e) != 0)
+    if (safetensors_read_header(h, e) != 0)
         return -1;
     if (h->names.n > 1)
         qsort(h->entries, h->names.n, sizeof *h->entries, entry_order);

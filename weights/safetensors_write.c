@@ -9,7 +9,7 @@
 
 enum { HEAD_ALIGN = 8 };
 
-static json_t *tensor_json(const struct tensor_spec *t)
+static json_t *safetensors_tensor_json(const struct tensor_spec *t)
 {
     json_t *shape = json_array();
 
@@ -19,7 +19,7 @@ static json_t *tensor_json(const struct tensor_spec *t)
                      "data_offsets", (json_int_t)t->offset, (json_int_t)(t->offset + t->nbytes));
 }
 
-static int append_piece(const char *text, size_t len, void *arg)
+static int safetensors_write_append_piece(const char *text, size_t len, void *arg)
 {
     struct buf *out = arg;
 
@@ -35,8 +35,8 @@ static void put_header(struct buf *out, const struct tensor_spec *tensors, uint3
     bool ok = json_object_set_new(root, "__metadata__", metadata) == 0;
 
     for (uint32_t i = 0; i < n && ok; i++)
-        ok = json_object_set_new(root, tensors[i].name, tensor_json(&tensors[i])) == 0;
-    if (!ok || json_dump_callback(root, append_piece, out, JSON_COMPACT) != 0)
+        ok = json_object_set_new(root, tensors[i].name, safetensors_tensor_json(&tensors[i])) == 0;
+    if (!ok || json_dump_callback(root, safetensors_write_append_piece, out, JSON_COMPACT) != 0)
         out->failed = true;
     json_decref(root);
 }

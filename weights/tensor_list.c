@@ -66,36 +66,36 @@ bool tensor_list_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim,
 }
 
 /* Fills `field` with "/<list>/<i>". */
-static const char *field_of(char field[ERR_FIELD_MAX], const char *list, uint32_t i)
+static const char *tensor_list_field_of(char field[ERR_FIELD_MAX], const char *list, uint32_t i)
 {
     (void)snprintf(field, ERR_FIELD_MAX, "/%s/%u", list, (unsigned)i);
     return field;
 }
 
 /* @key  the builder's key for the name; written on success */
-static int check_name(const struct tensor_list_builder *b, const char *name, struct names_key *key,
-                      struct err *e)
+static int check_listed_name(const struct tensor_list_builder *b, const char *name,
+                             struct names_key *key, struct err *e)
 {
     size_t len = strnlen(name, TENSOR_LIST_NAME_LEN_MAX + 1);
     uint32_t i = b->names.n, first;
     char field[ERR_FIELD_MAX];
 
     if (len == 0)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "names", i),
                        "the name of tensor %u is empty", (unsigned)i);
     if (len > TENSOR_LIST_NAME_LEN_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "names", i),
                        "name '%.*s...' is longer than the %d bytes allowed", utf8_cut_name(name),
                        name, (int)TENSOR_LIST_NAME_LEN_MAX);
     for (const unsigned char *c = (const unsigned char *)name; *c != '\0'; c++)
         if (*c < 0x20 || *c == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
+            return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "names", i),
                            "the name of tensor %u has a control character (0x%02x) at byte %zu",
                            (unsigned)i, (unsigned)*c, (size_t)(c - (const unsigned char *)name));
     *key = names_key(&b->names, name, len);
     first = names_find_key(&b->names, key);
     if (first != NAMES_NONE)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "names", i),
                        "tensor '%.*s' is named twice, at %u and at %u", utf8_cut_name(name), name,
                        (unsigned)first, (unsigned)i);
     return 0;
@@ -108,24 +108,24 @@ static int check_spec(struct tensor_spec *t, uint32_t i, const char *name, const
     char field[ERR_FIELD_MAX];
 
     if (t->dtype <= DTYPE_NONE || t->dtype >= DTYPE_COUNT)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "dtypes", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "dtypes", i),
                        "the dtype of tensor '%.*s' is not one of %s", utf8_cut_name(name), name,
                        dtype_list());
     if (t->ndim > TENSOR_LIST_NDIM_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "shapes", i),
                        "tensor '%.*s' has %u dimensions, at most %d are allowed",
                        utf8_cut_name(name), name, (unsigned)t->ndim, (int)TENSOR_LIST_NDIM_MAX);
     for (uint32_t k = 0; k < t->ndim; k++)
         t->shape[k] = shape[k];
     if (!tensor_list_measure(t->dtype, t->shape, t->ndim, &t->numel, &t->nbytes)) {
         char text[256];
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "shapes", i),
                        "tensor '%.*s' of shape %s and dtype %s has more than 2^63 - 1 bytes",
                        utf8_cut_name(name), name, tensor_list_shape_text(t, text, sizeof text),
                        dtype_name(t->dtype));
     }
     if (numel != UINT64_MAX && numel != t->numel)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "sizes", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "sizes", i),
                        "tensor '%.*s': size is %llu, but its shape has %llu elements",
                        utf8_cut_name(name), name, (unsigned long long)numel,
                        (unsigned long long)t->numel);
@@ -168,10 +168,10 @@ int tensor_list_builder_add(struct tensor_list_builder *b, const char *name, enu
     if (i >= TENSOR_LIST_TENSORS_MAX)
         return err_set(e, ERR_TOO_LARGE, "/names", "more than %d tensors",
                        (int)TENSOR_LIST_TENSORS_MAX);
-    if (check_name(b, name, &key, e) != 0 || check_spec(&t, i, name, shape, numel, e) != 0)
+    if (check_listed_name(b, name, &key, e) != 0 || check_spec(&t, i, name, shape, numel, e) != 0)
         return -1;
     if (t.nbytes > TENSOR_LIST_NBYTES_MAX - b->tensor_list.nbytes)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "shapes", i),
                        "with tensor '%.*s' the list has more than 2^63 - 1 bytes",
                        utf8_cut_name(name), name);
     if (reserve_tensors(b, 1, e) != 0 || names_add_key(&b->names, &key, e) != 0)
@@ -202,7 +202,7 @@ static size_t put_u64(char *out, uint64_t value)
     return n;
 }
 
-static void digest_of(const struct tensor_list *p, char out[TENSOR_LIST_DIGEST_LEN + 1])
+static void tensor_list_digest_of(const struct tensor_list *p, char out[TENSOR_LIST_DIGEST_LEN + 1])
 {
     char tail[32 + TENSOR_LIST_NDIM_MAX * (U64_DIGITS + 1)];
     uint8_t digest[SHA256_DIGEST_SIZE];
@@ -246,7 +246,7 @@ int tensor_list_builder_finish(struct tensor_list_builder *b, struct tensor_list
         b->tensors = exact;
     b->tensor_list.n_tensors = b->names.n;
     b->tensor_list.tensors = b->tensors;
-    digest_of(&b->tensor_list, b->tensor_list.digest);
+    tensor_list_digest_of(&b->tensor_list, b->tensor_list.digest);
     atomic_init(&b->refs, 1);
     *out = &b->tensor_list;
     return 0;

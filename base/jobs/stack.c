@@ -72,7 +72,7 @@ struct stack *stack_of_thread(void)
     return s;
 }
 
-static void begin(void)
+static void stack_begin(void)
 {
     struct stack *s = entered, *next;
 
@@ -126,7 +126,7 @@ struct stack *stack_new(size_t nbytes, struct stack *(*run)(void *arg), void *ar
     s->run = run;
     s->arg = arg;
     init_context(s);
-    makecontext(&s->context, begin, 0);
+    makecontext(&s->context, stack_begin, 0);
 #ifdef WITH_TSAN
     s->fiber = __tsan_create_fiber(0);
 #endif

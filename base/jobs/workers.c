@@ -356,7 +356,7 @@ static void end_spare(struct thread *t)
     }
 }
 
-static void *worker_main(void *arg)
+static void *pool_thread_main(void *arg)
 {
     struct thread *t = arg;
 
@@ -397,7 +397,7 @@ static int start_thread(struct workers *w, size_t i, struct err *e)
 
     (void)pthread_attr_init(&attr);
     (void)pthread_attr_setstacksize(&attr, WORKERS_STACK_NBYTES);
-    rc = pthread_create(&w->threads[i].id, &attr, worker_main, &w->threads[i]);
+    rc = pthread_create(&w->threads[i].id, &attr, pool_thread_main, &w->threads[i]);
     (void)pthread_attr_destroy(&attr);
     if (rc != 0)
         return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a %s thread", w->name);
@@ -459,7 +459,7 @@ void workers_free(struct workers *w)
     free(w);
 }
 
-static size_t max_of(const struct workers *w, enum workers_lane lane)
+static size_t workers_max_of(const struct workers *w, enum workers_lane lane)
 {
     return lane == WORKERS_NORMAL  ? w->n_queue_max
            : lane == WORKERS_PRIOR ? 2 * w->n_queue_max
@@ -475,7 +475,7 @@ int workers_post(struct workers *w, struct job *job, enum workers_lane lane, str
     n_open = w->n_waiting + w->lanes[lane == WORKERS_PRIOR ? WORKERS_URGENT : lane].n;
     if (w->stopping && (lane != WORKERS_URGENT || w->n_alive == 0)) {
         rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
-    } else if (n_open >= max_of(w, lane)) {
+    } else if (n_open >= workers_max_of(w, lane)) {
         rc = err_set(e, ERR_OVERLOADED, "", "the %s queue is full (%zu waiting)", w->name, n_open);
     } else {
         lane_put(&w->lanes[lane == WORKERS_NORMAL ? WORKERS_NORMAL : WORKERS_URGENT], job);
@@ -495,7 +495,7 @@ struct call {
     bool ended;
 };
 
-static void run_call(void *arg)
+static void workers_run_call(void *arg)
 {
     struct call *c = arg;
 
@@ -508,13 +508,13 @@ static void run_call(void *arg)
 
 void workers_call(struct workers *w, void (*run)(void *arg), void *arg)
 {
-    struct call c = {.job = {.run = run_call, .arg = &c}, .run = run, .arg = arg};
+    struct call c = {.job = {.run = workers_run_call, .arg = &c}, .run = run, .arg = arg};
     struct err stopping = {0};
 
     mtx_init(&c.lock, MTX_LEAF);
     cnd_init(&c.changed);
     if (workers_post(w, &c.job, WORKERS_URGENT, &stopping) != 0)
-        run_call(&c);
+        workers_run_call(&c);
     mtx_lock(&c.lock);
     while (!c.ended)
         (void)cnd_wait(&c.changed, &c.lock, CLOCK_NEVER);

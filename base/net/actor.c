@@ -51,16 +51,16 @@ bool actor_is_same_host(const struct actor *a, const struct actor *b)
     return len == host_len(b) && memcmp(a->peer, b->peer, len) == 0 && strcmp(a->key, b->key) == 0;
 }
 
-static const char *text_or_null(const char *text)
+static const char *actor_text_or_null(const char *text)
 {
     return text[0] != '\0' ? text : NULL;
 }
 
 void log_actor(struct log_rec *r, const struct actor *a)
 {
-    log_str(r, "request_id", text_or_null(a->request_id));
-    log_str(r, "trace_id", text_or_null(a->trace_id));
-    log_str(r, "span_id", text_or_null(a->span_id));
-    log_str(r, "peer", text_or_null(a->peer));
-    log_str(r, "key", text_or_null(a->key));
+    log_str(r, "request_id", actor_text_or_null(a->request_id));
+    log_str(r, "trace_id", actor_text_or_null(a->trace_id));
+    log_str(r, "span_id", actor_text_or_null(a->span_id));
+    log_str(r, "peer", actor_text_or_null(a->peer));
+    log_str(r, "key", actor_text_or_null(a->key));
 }

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t poll_wait_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
@@ -28,7 +28,7 @@ enum poll_end poll_wait(int fd, short events, uint64_t until_us, const struct pr
             return POLL_LATE;
         if (now >= until_us)
             return POLL_UNTIL;
-        wait_us = least(least(p->deadline_us, until_us) - now, POLL_SLICE_US);
+        wait_us = poll_wait_least(poll_wait_least(p->deadline_us, until_us) - now, POLL_SLICE_US);
         /* Rounded up: rounded down, the last millisecond would be spent spinning. */
         if (poll(&pfd, 1, (int)((wait_us + 999) / 1000)) > 0)
             return POLL_READY;

@@ -53,7 +53,7 @@ static int keep_allowed(struct dial *d, struct err *e)
     return 0;
 }
 
-static void set_options(int fd)
+static void dial_set_options(int fd)
 {
     static const struct {
         int level, name, value;
@@ -117,7 +117,7 @@ static int dial_attempt(struct dial *d, const struct resolve_addr *to, int *out,
     }
     if (fd < 0)
         return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot open a socket");
-    set_options(fd);
+    dial_set_options(fd);
     rc = connect(fd, (const struct sockaddr *)&to->addr, to->len) == 0 ? 0 : errno;
     if (rc == EINPROGRESS || rc == EINTR)
         rc = dial_await(d, fd, until_us, e);

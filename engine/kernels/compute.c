@@ -115,7 +115,7 @@ static void job_leave(struct compute *c)
     mtx_unlock(&c->lock);
 }
 
-static void *worker_main(void *arg)
+static void *compute_worker_main(void *arg)
 {
     struct worker *w = arg;
     uint64_t seen = 0;
@@ -189,7 +189,7 @@ static int start_workers(struct compute *c, struct err *e)
         int rc;
 
         c->workers[i] = (struct worker){.pool = c, .index = i + 1};
-        rc = pthread_create(&c->workers[i].thread, NULL, worker_main, &c->workers[i]);
+        rc = pthread_create(&c->workers[i].thread, NULL, compute_worker_main, &c->workers[i]);
         if (rc != 0) {
             stop_workers(c, i);
             return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start compute thread %u of %u",

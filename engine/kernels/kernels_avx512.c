@@ -124,7 +124,8 @@ INLINE void sum_columns(float *o, const float *p, const float *v, size_t n, size
         _mm512_mask_storeu_ps(o + 16 * b, mask, acc[b]);
 }
 
-static void weighted_sum(float *o, const float *p, const float *v, uint32_t n, uint32_t d)
+static void kernels_avx512_weighted_sum(float *o, const float *p, const float *v, uint32_t n,
+                                        uint32_t d)
 {
     size_t i = 0;
 
@@ -150,7 +151,7 @@ static const struct kernels avx512 = {
     .matmul_bf16 = matmul_bf16_or_avx2,
     .matmul_f16 = matmul_f16,
     .matmul_f32 = matmul_f32,
-    .weighted_sum = weighted_sum,
+    .weighted_sum = kernels_avx512_weighted_sum,
     .exp_shifted = elementwise_exp_shifted,
     .silu_mul = elementwise_silu_mul,
     .maxima = logits_maxima,

@@ -102,7 +102,7 @@ void adapter_report_fini(struct adapter_report *r)
 
 /* ---- checking ---- */
 
-static const char *field_of(uint32_t i, char out[ERR_FIELD_MAX])
+static const char *adapter_field_of(uint32_t i, char out[ERR_FIELD_MAX])
 {
     (void)snprintf(out, ERR_FIELD_MAX, "/names/%u", i);
     return out;
@@ -121,17 +121,17 @@ static int check_half(const struct adapter_builder *b, const struct adapter_name
     want.shape[0] = n->is_b ? n_out : target->r;
     want.shape[1] = n->is_b ? target->r : n_in;
     if (t->dtype != DTYPE_F32 && t->dtype != DTYPE_F16 && t->dtype != DTYPE_BF16)
-        return err_set(e, ERR_MISMATCH, field_of(i, field),
+        return err_set(e, ERR_MISMATCH, adapter_field_of(i, field),
                        "tensor '%.*s' is %s, which is not one of BF16, F16, F32",
                        utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
     if (t->ndim != 2 || t->shape[0] != want.shape[0] || t->shape[1] != want.shape[1])
-        return err_set(e, ERR_MISMATCH, field_of(i, field),
+        return err_set(e, ERR_MISMATCH, adapter_field_of(i, field),
                        "tensor '%.*s' has shape %s, but rank %u and this model make it %s",
                        utf8_cut_name(t->name), t->name,
                        tensor_list_shape_text(t, found, sizeof found), target->r,
                        tensor_list_shape_text(&want, expected, sizeof expected));
     if (target->r > b->spec.rank_max)
-        return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
+        return err_set(e, ERR_BAD_REQUEST, adapter_field_of(i, field),
                        "tensor '%.*s' has rank %u, at most %u is allowed (--max-lora-rank)",
                        utf8_cut_name(t->name), t->name, target->r, b->spec.rank_max);
     return 0;
@@ -149,7 +149,7 @@ static int take_half(struct adapter_builder *b, const struct adapter_name *n,
     if (h->tensor[n->is_b] != TENSOR_LIST_NO_TENSOR) {
         const char *other = tensor_list->tensors[h->tensor[n->is_b]].name;
 
-        return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
+        return err_set(e, ERR_BAD_REQUEST, adapter_field_of(i, field),
                        "tensors '%.*s' and '%.*s' are one and the same", utf8_cut_name(other),
                        other, utf8_cut_name(t->name), t->name);
     }
@@ -176,8 +176,8 @@ static int take_tensor(struct adapter_builder *b, const struct tensor_list *tens
     case ADAPTER_NAME_REFUSED:
         break;
     }
-    return err_set(e, ERR_BAD_REQUEST, field_of(i, field), "tensor '%.*s': %s", utf8_cut_name(name),
-                   name, n.why);
+    return err_set(e, ERR_BAD_REQUEST, adapter_field_of(i, field), "tensor '%.*s': %s",
+                   utf8_cut_name(name), name, n.why);
 }
 
 /* A target that this engine does not support, with tensors or without. */
@@ -235,7 +235,7 @@ static int check_pairs(struct adapter_builder *b, const struct tensor_list *tens
         (void)adapter_module_path(i / ADAPTER_MODULE_COUNT,
                                   (enum adapter_module)(i % ADAPTER_MODULE_COUNT), path);
         if (has_a || has_b)
-            return err_set(e, ERR_MISMATCH, field_of(there, field),
+            return err_set(e, ERR_MISMATCH, adapter_field_of(there, field),
                            "tensor '%.*s' is there, but module '%s' has no lora_%s",
                            utf8_cut_name(tensor_list->tensors[there].name),
                            tensor_list->tensors[there].name, path, has_a ? "B" : "A");
@@ -246,7 +246,7 @@ static int check_pairs(struct adapter_builder *b, const struct tensor_list *tens
     return 0;
 }
 
-static int check_whole(const struct adapter_builder *b, struct err *e)
+static int adapter_check_whole(const struct adapter_builder *b, struct err *e)
 {
     const struct adapter_report *r = &b->report;
     const char *first = r->unmatched.n > 0 ? r->unmatched.items[0] : "";
@@ -325,7 +325,7 @@ static int builder_check(struct adapter_builder *b, const struct tensor_list *te
     for (uint32_t i = 0; i < b->n_tensors; i++)
         if (take_tensor(b, tensor_list, i, e) != 0)
             return -1;
-    if (check_pairs(b, tensor_list, e) != 0 || check_whole(b, e) != 0)
+    if (check_pairs(b, tensor_list, e) != 0 || adapter_check_whole(b, e) != 0)
         return -1;
     return lay_out(b, tensor_list, e);
 }

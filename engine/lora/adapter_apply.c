@@ -61,7 +61,7 @@ static void *apply_alloc(uint64_t n, size_t nbytes, struct err *e)
     return p;
 }
 
-static int allocate_all(struct adapter_apply *s, struct err *e)
+static int adapter_apply_allocate_all(struct adapter_apply *s, struct err *e)
 {
     uint64_t rows = s->n_rows_max;
 
@@ -101,7 +101,7 @@ int adapter_apply_new(struct adapter_apply **out, const struct model_config *cfg
         adapter_module_shape(cfg, (enum adapter_module)m, &n_out, &n_in);
         s->width_max = s->width_max < n_in ? n_in : s->width_max;
     }
-    if (allocate_all(s, e) != 0) {
+    if (adapter_apply_allocate_all(s, e) != 0) {
         adapter_apply_free(s);
         return -1;
     }

@@ -30,13 +30,13 @@ static int value_refuse(const char *key, const json_t *v, const char *allowed, s
     return config_refuse(e, DICT, key, config_quoted(v, found, sizeof found), allowed);
 }
 
-static const char *field_of(const char *key, char out[ERR_FIELD_MAX])
+static const char *adapter_config_field_of(const char *key, char out[ERR_FIELD_MAX])
 {
     (void)snprintf(out, ERR_FIELD_MAX, DICT "/%s", key);
     return out;
 }
 
-static int no_memory(struct err *e)
+static int adapter_config_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, DICT, "no memory for adapter_config.json");
 }
@@ -79,7 +79,8 @@ static int read_task_type(struct adapter_config *c, const char *key, const json_
     return 0;
 }
 
-static int read_bias(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
+static int adapter_config_read_bias(struct adapter_config *c, const char *key, const json_t *v,
+                                    struct err *e)
 {
     (void)c;
     if (!value_is_neutral(v, 0) &&
@@ -88,7 +89,7 @@ static int read_bias(struct adapter_config *c, const char *key, const json_t *v,
     return 0;
 }
 
-static int rank_of(double *out, const char *key, const json_t *v, struct err *e)
+static int adapter_config_rank_of(double *out, const char *key, const json_t *v, struct err *e)
 {
     char allowed[FOUND_MAX];
 
@@ -114,7 +115,7 @@ static int read_r(struct adapter_config *c, const char *key, const json_t *v, st
 {
     double r = 0;
 
-    if (rank_of(&r, key, v, e) != 0)
+    if (adapter_config_rank_of(&r, key, v, e) != 0)
         return -1;
     c->r = (uint32_t)r;
     return 0;
@@ -153,20 +154,21 @@ static int read_overrides(struct adapter_overrides *out, const char *key, const 
     if (!json_is_object(v))
         return value_refuse(key, v, "an object of patterns", e);
     if (json_object_size(v) > ADAPTER_PATTERNS_MAX)
-        return err_set(e, ERR_TOO_LARGE, field_of(key, field),
+        return err_set(e, ERR_TOO_LARGE, adapter_config_field_of(key, field),
                        "%s has %zu patterns, at most %d fit", key, json_object_size(v),
                        ADAPTER_PATTERNS_MAX);
     if (json_object_size(v) == 0)
         return 0;
     out->items = calloc(json_object_size(v), sizeof *out->items);
     if (out->items == NULL)
-        return no_memory(e);
+        return adapter_config_no_memory(e);
     json_object_foreach(json_mutable(v), text, value)
     {
         struct adapter_override *o = &out->items[out->n];
 
         if (value_of(&o->value, key, value, e) != 0 ||
-            adapter_pattern_new(&o->pattern, text, PATTERN_TAIL, field_of(key, field), e) != 0)
+            adapter_pattern_new(&o->pattern, text, PATTERN_TAIL,
+                                adapter_config_field_of(key, field), e) != 0)
             return -1;
         out->n++;
         n_regexes += !adapter_pattern_is_plain(o->pattern);
@@ -178,9 +180,10 @@ static int read_overrides(struct adapter_overrides *out, const char *key, const 
     return 0;
 }
 
-static int read_ranks(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
+static int adapter_config_read_ranks(struct adapter_config *c, const char *key, const json_t *v,
+                                     struct err *e)
 {
-    return read_overrides(&c->ranks, key, v, rank_of, e);
+    return read_overrides(&c->ranks, key, v, adapter_config_rank_of, e);
 }
 
 static int read_alphas(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
@@ -194,8 +197,9 @@ static int read_names(struct names *out, const char *key, const json_t *v, struc
     char field[ERR_FIELD_MAX];
 
     if (json_array_size(v) > ADAPTER_NAMES_MAX)
-        return err_set(e, ERR_TOO_LARGE, field_of(key, field), "%s has %zu names, at most %d fit",
-                       key, json_array_size(v), ADAPTER_NAMES_MAX);
+        return err_set(e, ERR_TOO_LARGE, adapter_config_field_of(key, field),
+                       "%s has %zu names, at most %d fit", key, json_array_size(v),
+                       ADAPTER_NAMES_MAX);
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *item = json_array_get(v, i);
         size_t len = json_string_length(item);
@@ -227,7 +231,7 @@ static int read_targets(struct adapter_config *c, const char *key, const json_t 
     }
     c->targets = TARGETS_PATTERN;
     return adapter_pattern_new(&c->target_pattern, json_string_value(v), PATTERN_WHOLE,
-                               field_of(key, field), e);
+                               adapter_config_field_of(key, field), e);
 }
 
 static int read_excluded(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
@@ -241,7 +245,7 @@ static int read_excluded(struct adapter_config *c, const char *key, const json_t
     if (json_string_length(v) == 0)
         return 0;
     return adapter_pattern_new(&c->excluded_pattern, json_string_value(v), PATTERN_WHOLE,
-                               field_of(key, field), e);
+                               adapter_config_field_of(key, field), e);
 }
 
 static int read_layers(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
@@ -290,11 +294,11 @@ struct key {
 static const struct key keys[] = {
     {"peft_type", read_peft_type, NULL},
     {"task_type", read_task_type, NULL},
-    {"bias", read_bias, NULL},
+    {"bias", adapter_config_read_bias, NULL},
     {"r", read_r, NULL},
     {"lora_alpha", read_alpha, NULL},
     {"use_rslora", read_rslora, NULL},
-    {"rank_pattern", read_ranks, NULL},
+    {"rank_pattern", adapter_config_read_ranks, NULL},
     {"alpha_pattern", read_alphas, NULL},
     {"target_modules", read_targets, NULL},
     {"exclude_modules", read_excluded, NULL},
@@ -335,7 +339,7 @@ static const struct key keys[] = {
     {"runtime_config", NULL, NULL},
 };
 
-static const struct key *find_key(const char *name)
+static const struct key *adapter_config_find_key(const char *name)
 {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (strcmp(keys[i].name, name) == 0)
@@ -343,9 +347,10 @@ static const struct key *find_key(const char *name)
     return NULL;
 }
 
-static int read_key(struct adapter_config *c, const char *name, const json_t *v, struct err *e)
+static int adapter_config_read_key(struct adapter_config *c, const char *name, const json_t *v,
+                                   struct err *e)
 {
-    const struct key *k = find_key(name);
+    const struct key *k = adapter_config_find_key(name);
 
     if (k != NULL && k->read != NULL)
         return json_is_null(v) ? 0 : k->read(c, name, v, e);
@@ -354,7 +359,7 @@ static int read_key(struct adapter_config *c, const char *name, const json_t *v,
     if (k == NULL && !value_is_neutral(v, NEUTRAL_DEPTH_MAX)) {
         char found[FOUND_MAX], field[ERR_FIELD_MAX];
 
-        return err_set(e, ERR_BAD_REQUEST, field_of(name, field),
+        return err_set(e, ERR_BAD_REQUEST, adapter_config_field_of(name, field),
                        "key '%.*s' with %s is not known, and could change what is computed",
                        utf8_cut(name, FOUND_MAX), name, config_quoted(v, found, sizeof found));
     }
@@ -362,7 +367,7 @@ static int read_key(struct adapter_config *c, const char *name, const json_t *v,
     return 0;
 }
 
-static int read_all(struct adapter_config *c, const json_t *root, struct err *e)
+static int adapter_config_read_all(struct adapter_config *c, const json_t *root, struct err *e)
 {
     const char *name;
     json_t *v;
@@ -371,7 +376,7 @@ static int read_all(struct adapter_config *c, const json_t *root, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, DICT, "adapter_config.json must be an object");
     json_object_foreach(json_mutable(root), name, v)
     {
-        if (read_key(c, name, v, e) != 0)
+        if (adapter_config_read_key(c, name, v, e) != 0)
             return -1;
     }
     if (c->some_layers && c->targets == TARGETS_PATTERN)
@@ -381,7 +386,7 @@ static int read_all(struct adapter_config *c, const json_t *root, struct err *e)
     return 0;
 }
 
-static int parse_json(json_t **out, const char *json, size_t len, struct err *e)
+static int adapter_config_parse_json(json_t **out, const char *json, size_t len, struct err *e)
 {
     json_error_t why;
     bool starved;
@@ -394,7 +399,7 @@ static int parse_json(json_t **out, const char *json, size_t len, struct err *e)
     if (*out != NULL)
         return 0;
     if (starved)
-        return no_memory(e);
+        return adapter_config_no_memory(e);
     return err_set(e, ERR_UNREADABLE, DICT, "adapter_config.json: %s at line %d, column %d",
                    why.text, why.line, why.column);
 }
@@ -405,18 +410,18 @@ int adapter_config_parse(struct adapter_config **out, const char *json, size_t l
     json_t *root;
     int rc;
 
-    if (parse_json(&root, json, len, e) != 0)
+    if (adapter_config_parse_json(&root, json, len, e) != 0)
         return -1;
     c = calloc(1, sizeof *c);
     if (c == NULL) {
         json_decref(root);
-        return no_memory(e);
+        return adapter_config_no_memory(e);
     }
     c->r = 8; /* PEFT's own defaults */
     c->alpha = 8.0;
     names_init(&c->target_names);
     names_init(&c->excluded_names);
-    rc = read_all(c, root, e);
+    rc = adapter_config_read_all(c, root, e);
     json_decref(root);
     if (rc != 0) {
         adapter_config_free(c);

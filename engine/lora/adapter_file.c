@@ -65,7 +65,7 @@ static int check_ended(const struct look *l, struct err *e)
     return 0;
 }
 
-static int cannot_open(struct look *l, const char *name, int errnum, struct err *e)
+static int adapter_file_cannot_open(struct look *l, const char *name, int errnum, struct err *e)
 {
     const char *slash = name[0] != '\0' ? "/" : "";
 
@@ -97,7 +97,7 @@ static int open_file(struct look *l, struct file *f, struct err *e)
     /* O_NONBLOCK: open must not wait on a FIFO, which is refused afterwards. */
     f->fd = file_open_in(l->dir->rootfd, l->dirfd, f->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f->fd < 0 || fstat(f->fd, &st) != 0)
-        return cannot_open(l, f->name, errno, e);
+        return adapter_file_cannot_open(l, f->name, errno, e);
     if (!S_ISREG(st.st_mode)) {
         l->verdict = FINAL;
         return err_set(e, ERR_UNREADABLE, "/lora_path", "'%.*s/%s' is not a regular file",
@@ -127,11 +127,11 @@ static int open_weights(struct look *l, struct err *e)
     return -1;
 }
 
-static int open_all(struct look *l, struct err *e)
+static int adapter_file_open_all(struct look *l, struct err *e)
 {
     l->dirfd = file_open_beneath(l->dir->rootfd, l->dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (l->dirfd < 0)
-        return cannot_open(l, "", errno, e);
+        return adapter_file_cannot_open(l, "", errno, e);
     if (open_weights(l, e) != 0 || open_file(l, &l->files[0], e) != 0)
         return -1;
     if (l->racy) {
@@ -175,7 +175,7 @@ static int read_exact(struct look *l, const struct file *f, uint64_t offset, voi
     return 0;
 }
 
-static int read_config(struct look *l, struct adapter_config **out, struct err *e)
+static int adapter_file_read_config(struct look *l, struct adapter_config **out, struct err *e)
 {
     const struct file *f = &l->files[0];
     uint64_t nbytes = (uint64_t)f->stamp.nbytes;
@@ -353,7 +353,7 @@ static int look_once(struct look *l, struct adapter **out, struct adapter_report
     struct safetensors s;
     int rc;
 
-    if (open_all(l, e) != 0 || read_config(l, &config, e) != 0)
+    if (adapter_file_open_all(l, e) != 0 || adapter_file_read_config(l, &config, e) != 0)
         return -1;
     rc = read_head(l, &s, e);
     if (rc == 0) {

@@ -45,7 +45,7 @@ const char *adapter_module_path(uint32_t layer, enum adapter_module module,
     return out;
 }
 
-static bool ends_with(const char *text, size_t len, const char *end)
+static bool adapter_names_ends_with(const char *text, size_t len, const char *end)
 {
     size_t n = strlen(end);
 
@@ -71,8 +71,8 @@ static bool read_half(const char *name, size_t len, uint32_t n_layers, struct ad
     static const char a_end[] = ".lora_A.weight", b_end[] = ".lora_B.weight";
     const char *at = name;
 
-    out->is_b = ends_with(name, len, b_end);
-    if ((!out->is_b && !ends_with(name, len, a_end)) ||
+    out->is_b = adapter_names_ends_with(name, len, b_end);
+    if ((!out->is_b && !adapter_names_ends_with(name, len, a_end)) ||
         strncmp(at, LAYERS_PREFIX, sizeof LAYERS_PREFIX - 1) != 0)
         return false;
     at = read_layer(at + sizeof LAYERS_PREFIX - 1, n_layers, &out->layer);
@@ -104,7 +104,7 @@ struct adapter_name adapter_name_parse(const char *name, uint32_t n_layers)
         if (strstr(name, refused[i].part) != NULL)
             return (struct adapter_name){.kind = ADAPTER_NAME_REFUSED, .why = refused[i].why};
     }
-    out.kind = ends_with(name, len, "rotary_emb.inv_freq") ? ADAPTER_NAME_IGNORED
-                                                           : ADAPTER_NAME_FOREIGN;
+    out.kind = adapter_names_ends_with(name, len, "rotary_emb.inv_freq") ? ADAPTER_NAME_IGNORED
+                                                                         : ADAPTER_NAME_FOREIGN;
     return out;
 }

@@ -165,7 +165,7 @@ static bool plain_match(const struct adapter_pattern *p, const char *path, size_
     return p->len == len || path[len - p->len - 1] == '.';
 }
 
-static uint64_t thread_cpu_us(void)
+static uint64_t adapter_pattern_thread_cpu_us(void)
 {
     struct timespec ts;
 
@@ -201,9 +201,9 @@ int adapter_pattern_match(const struct adapter_pattern *p, const char *path, uin
         *out = plain_match(p, path, len);
         return 0;
     }
-    start = thread_cpu_us();
+    start = adapter_pattern_thread_cpu_us();
     rc = pattern_match(p, path, len);
-    *cpu_us += thread_cpu_us() - start;
+    *cpu_us += adapter_pattern_thread_cpu_us() - start;
     if (rc == PCRE2_ERROR_NOMEMORY)
         return err_set(e, ERR_NO_MEMORY, p->field, "no memory to match a pattern");
     if (*cpu_us > ADAPTER_MATCH_CPU_US_MAX || (rc < 0 && rc != PCRE2_ERROR_NOMATCH))

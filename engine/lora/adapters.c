@@ -104,7 +104,7 @@ const struct adapters_config *adapters_config_of(const struct adapters *s)
     return &s->cfg;
 }
 
-static int check_name(const struct adapters *s, const char *name, struct err *e)
+static int check_adapter_name(const struct adapters *s, const char *name, struct err *e)
 {
     char copy[ADAPTERS_NAME_LEN_MAX + 1];
     size_t len = strlen(name);
@@ -127,7 +127,7 @@ static int check_name(const struct adapters *s, const char *name, struct err *e)
     return 0;
 }
 
-static struct entry *find_locked(const struct adapters *s, const char *name)
+static struct entry *adapters_find_locked(const struct adapters *s, const char *name)
 {
     struct entry *n = s->entries;
 
@@ -172,7 +172,7 @@ static int check_options(const char *name, const struct adapters_revision *curre
 static struct entry *enter_locked(struct adapters *s, const char *name, struct entry **fresh,
                                   struct err *e)
 {
-    struct entry *n = find_locked(s, name), **tail = &s->entries;
+    struct entry *n = adapters_find_locked(s, name), **tail = &s->entries;
 
     if (n != NULL)
         return n;
@@ -192,7 +192,7 @@ static struct entry *enter_locked(struct adapters *s, const char *name, struct e
 }
 
 /* Removes the entry if it has no references; the caller frees it outside the lock. */
-static struct entry *leave_locked(struct adapters *s, struct entry *n)
+static struct entry *adapters_leave_locked(struct adapters *s, struct entry *n)
 {
     struct entry **at = &s->entries;
 
@@ -205,7 +205,7 @@ static struct entry *leave_locked(struct adapters *s, struct entry *n)
     return n;
 }
 
-static struct entry *entry_new(const char *name)
+static struct entry *adapters_entry_new(const char *name)
 {
     struct entry *n = calloc(1, sizeof *n);
 
@@ -219,7 +219,7 @@ static struct entry *entry_new(const char *name)
     return n;
 }
 
-static void load_free(struct adapters_load *l)
+static void adapters_load_free(struct adapters_load *l)
 {
     if (l == NULL)
         return;
@@ -227,7 +227,8 @@ static void load_free(struct adapters_load *l)
     free(l);
 }
 
-static struct adapters_load *load_new(struct adapters *s, const struct adapters_options *options)
+static struct adapters_load *adapters_load_new(struct adapters *s,
+                                               const struct adapters_options *options)
 {
     struct adapters_load *l = calloc(1, sizeof *l);
 
@@ -238,7 +239,7 @@ static struct adapters_load *load_new(struct adapters *s, const struct adapters_
     l->path = options->path != NULL ? strdup(options->path) : NULL;
     l->options.path = l->path;
     if (options->path != NULL && l->path == NULL) {
-        load_free(l);
+        adapters_load_free(l);
         return NULL;
     }
     return l;
@@ -251,16 +252,16 @@ int adapters_begin(struct adapters *s, const char *name, const struct adapters_o
     struct entry *n, *fresh;
     int rc = -1;
 
-    if (check_name(s, name, e) != 0)
+    if (check_adapter_name(s, name, e) != 0)
         return -1;
-    l = load_new(s, options);
-    fresh = entry_new(name);
+    l = adapters_load_new(s, options);
+    fresh = adapters_entry_new(name);
     if (l == NULL || fresh == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to load an adapter");
         goto drop;
     }
     mtx_lock(&s->lock);
-    n = find_locked(s, name);
+    n = adapters_find_locked(s, name);
     if (check_options(name, n != NULL ? n->current : NULL, options, e) == 0)
         n = enter_locked(s, name, &fresh, e);
     else
@@ -274,7 +275,7 @@ int adapters_begin(struct adapters *s, const char *name, const struct adapters_o
 drop:
     entry_free(fresh);
     if (rc != 0)
-        load_free(l);
+        adapters_load_free(l);
     else
         *out = l;
     return rc;
@@ -327,10 +328,10 @@ void adapters_cancel(struct adapters_load *load)
     mtx_lock(&s->lock);
     s->nbytes_reserved -= load->nbytes;
     load->entry->n_loading--;
-    gone = leave_locked(s, load->entry);
+    gone = adapters_leave_locked(s, load->entry);
     mtx_unlock(&s->lock);
     entry_free(gone);
-    load_free(load);
+    adapters_load_free(load);
 }
 
 /* Frees a revision that is in no list, and then its bytes. */
@@ -456,7 +457,7 @@ int adapters_pin(struct adapters *s, const char *name, struct adapter_ref *out, 
     struct entry *n;
 
     mtx_lock(&s->lock);
-    n = find_locked(s, name);
+    n = adapters_find_locked(s, name);
     if (n != NULL && n->current != NULL) {
         r = n->current;
         r->n_users++;
@@ -475,7 +476,7 @@ bool adapters_has(struct adapters *s, const char *name)
     bool has;
 
     mtx_lock(&s->lock);
-    n = find_locked(s, name);
+    n = adapters_find_locked(s, name);
     has = n != NULL && n->current != NULL;
     mtx_unlock(&s->lock);
     return has;
@@ -518,7 +519,7 @@ int adapters_unload(struct adapters *s, const char *name, struct adapters_unload
     struct entry *n, *gone = NULL;
 
     mtx_lock(&s->lock);
-    n = find_locked(s, name);
+    n = adapters_find_locked(s, name);
     if (n != NULL && n->current != NULL) {
         r = n->current;
         n->current = NULL;
@@ -527,7 +528,7 @@ int adapters_unload(struct adapters *s, const char *name, struct adapters_unload
         if (s->number_unloaded < r->number)
             s->number_unloaded = r->number;
         r = retire_locked(s, r);
-        gone = leave_locked(s, n);
+        gone = adapters_leave_locked(s, n);
     }
     mtx_unlock(&s->lock);
     entry_free(gone);
@@ -559,7 +560,7 @@ static struct room measure_locked(const struct adapters *s)
     return need;
 }
 
-static const char *copy_text(char **at, const char *text)
+static const char *adapters_copy_text(char **at, const char *text)
 {
     size_t len = strlen(text) + 1;
     char *out = *at;
@@ -580,15 +581,16 @@ static void copy_locked(const struct adapters *s, struct adapters_list *l)
         if (r == NULL)
             continue;
         l->n++;
-        *item = (struct adapters_item){.name = copy_text(&at, n->name),
-                                       .path = copy_text(&at, r->path != NULL ? r->path : ""),
-                                       .revision = r->number,
-                                       .nbytes = adapter_nbytes(r->adapter),
-                                       .loaded_at = r->loaded_at,
-                                       .rank = adapter_rank(r->adapter),
-                                       .pinned = n->pinned,
-                                       .n_users = r->n_users,
-                                       .n_users_older = n_older_users_locked(s, n->name)};
+        *item = (struct adapters_item){
+            .name = adapters_copy_text(&at, n->name),
+            .path = adapters_copy_text(&at, r->path != NULL ? r->path : ""),
+            .revision = r->number,
+            .nbytes = adapter_nbytes(r->adapter),
+            .loaded_at = r->loaded_at,
+            .rank = adapter_rank(r->adapter),
+            .pinned = n->pinned,
+            .n_users = r->n_users,
+            .n_users_older = n_older_users_locked(s, n->name)};
         memcpy(item->digest, adapter_digest(r->adapter), sizeof item->digest);
     }
 }

@@ -54,7 +54,8 @@ static void *rows_alloc(uint64_t n, size_t nbytes, struct err *e)
     return p;
 }
 
-static int bind(uint32_t *out, const struct model_spec *model_spec, const char *name, struct err *e)
+static int experts_bind(uint32_t *out, const struct model_spec *model_spec, const char *name,
+                        struct err *e)
 {
     *out = tensor_list_find(model_spec->tensor_list, name);
     if (*out == TENSOR_LIST_NO_TENSOR)
@@ -71,8 +72,8 @@ static int bind_layer(struct experts *x, uint32_t layer, struct err *e)
 
     for (uint32_t i = 0; i < c->experts.n; i++)
         for (int t = 0; t < EXPERT_TENSOR_COUNT; t++)
-            if (bind(tensors++, x->model_spec,
-                     expert_tensor_name(c, layer, i, (enum expert_tensor)t, name), e) != 0)
+            if (experts_bind(tensors++, x->model_spec,
+                             expert_tensor_name(c, layer, i, (enum expert_tensor)t, name), e) != 0)
                 return -1;
     return 0;
 }
@@ -159,7 +160,7 @@ void experts_free(struct experts *x)
     free(x);
 }
 
-static uint32_t rows_grain(uint64_t width)
+static uint32_t experts_rows_grain(uint64_t width)
 {
     return width >= EXPERTS_ROW_WORK ? 1 : (uint32_t)(EXPERTS_ROW_WORK / width);
 }
@@ -329,15 +330,19 @@ void experts_run(struct experts *x, const struct experts_step *s)
 
     assert(model_layer_is_sparse(c, s->layer));
     linears_run(s->compute, s->kernels, &router, 1);
-    compute_run(s->compute, s->n_rows, rows_grain((uint64_t)c->experts.n * c->experts.n_per_token),
-                choose_rows, &g);
+    compute_run(s->compute, s->n_rows,
+                experts_rows_grain((uint64_t)c->experts.n * c->experts.n_per_token), choose_rows,
+                &g);
     deal_slots(x, s->n_rows);
-    compute_run(s->compute, n_slots, rows_grain(c->hidden_size), gather_slots, &g);
+    compute_run(s->compute, n_slots, experts_rows_grain(c->hidden_size), gather_slots, &g);
     run_experts(x, s, false);
-    compute_run(s->compute, n_slots, rows_grain(c->experts.intermediate_size), silu_slots, &g);
+    compute_run(s->compute, n_slots, experts_rows_grain(c->experts.intermediate_size), silu_slots,
+                &g);
     if (c->experts.shared_size > 0)
-        compute_run(s->compute, s->n_rows, rows_grain(c->experts.shared_size), silu_shared, &g);
+        compute_run(s->compute, s->n_rows, experts_rows_grain(c->experts.shared_size), silu_shared,
+                    &g);
     run_experts(x, s, true);
     compute_run(s->compute, s->n_rows,
-                rows_grain((uint64_t)c->hidden_size * c->experts.n_per_token), sum_rows, &g);
+                experts_rows_grain((uint64_t)c->hidden_size * c->experts.n_per_token), sum_rows,
+                &g);
 }

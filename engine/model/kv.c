@@ -91,7 +91,7 @@ uint64_t kv_pool_tokens_used(const struct kv_pool *p)
 }
 
 /* Bytes of the pool that are resident; 0 where the system does not report them. */
-static uint64_t resident_nbytes(const struct kv_pool *p)
+static uint64_t kv_resident_nbytes(const struct kv_pool *p)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), step = page * KV_PAGES_LOOKED_AT, n = 0;
     unsigned char there[KV_PAGES_LOOKED_AT];
@@ -109,7 +109,7 @@ static uint64_t resident_nbytes(const struct kv_pool *p)
 
 uint64_t kv_pool_release(struct kv_pool *p)
 {
-    uint64_t before = resident_nbytes(p), after;
+    uint64_t before = kv_resident_nbytes(p), after;
     int rc;
 
     assert(p->n_free == p->n_chunks);
@@ -117,7 +117,7 @@ uint64_t kv_pool_release(struct kv_pool *p)
     rc = madvise(p->base, p->nbytes, MADV_DONTNEED);
     assert(rc == 0); /* our own private pages */
     (void)rc;
-    after = resident_nbytes(p);
+    after = kv_resident_nbytes(p);
     return before > after ? before - after : 0;
 }
 

@@ -138,7 +138,7 @@ static uint64_t carve_all(struct model *m, float *base)
     return used;
 }
 
-static int allocate_all(struct model *m, uint32_t n_threads, struct err *e)
+static int model_allocate_all(struct model *m, uint32_t n_threads, struct err *e)
 {
     const struct model_config *c = &m->cfg;
     uint64_t group = c->n_heads / c->n_kv_heads;
@@ -178,7 +178,7 @@ int model_new(struct model **out, const struct model_config *cfg,
     m->model_spec = model_spec;
     m->kernels = kernels_current();
     m->n_rows_max = n_rows_max;
-    if (allocate_all(m, n_threads, e) != 0 || bind_tensors(m, e) != 0 ||
+    if (model_allocate_all(m, n_threads, e) != 0 || bind_tensors(m, e) != 0 ||
         (cfg->latents.kv_rank > 0 &&
          latents_new(&m->latents, &m->cfg, model_spec, n_rows_max, e) != 0) ||
         (cfg->experts.n_sparse_layers > 0 &&
@@ -236,12 +236,12 @@ struct compute *model_compute(struct model *m)
     return m->compute;
 }
 
-static const struct tensor_spec *spec_of(const struct model *m, uint32_t index)
+static const struct tensor_spec *model_tensor_spec_of(const struct model *m, uint32_t index)
 {
     return &m->model_spec->tensor_list->tensors[index];
 }
 
-static uint32_t rows_grain(uint32_t width)
+static uint32_t model_rows_grain(uint32_t width)
 {
     return width >= ROWS_WORK_MIN ? 1 : ROWS_WORK_MIN / width;
 }
@@ -251,8 +251,8 @@ static const float *norm_widened(const struct step *s, float *out, uint32_t inde
 {
     if (index == TENSOR_LIST_NO_TENSOR)
         return NULL;
-    kernels_widen(out, s->v->views[index].data, spec_of(s->m, index)->dtype,
-                  spec_of(s->m, index)->numel);
+    kernels_widen(out, s->v->views[index].data, model_tensor_spec_of(s->m, index)->dtype,
+                  model_tensor_spec_of(s->m, index)->numel);
     return out;
 }
 
@@ -260,7 +260,7 @@ static void embed_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last
 {
     const struct step *s = arg;
     const struct model *m = s->m;
-    const struct tensor_spec *t = spec_of(m, m->embed);
+    const struct tensor_spec *t = model_tensor_spec_of(m, m->embed);
     size_t width = m->cfg.hidden_size, row_nbytes = width * dtype_nbytes(t->dtype);
 
     (void)thread;
@@ -308,18 +308,19 @@ static void norm_wanted(void *arg, uint32_t thread, uint32_t first, uint32_t las
 static void step_norm(struct step *s, uint32_t weight)
 {
     (void)norm_widened(s, s->m->norm_w, weight);
-    compute_run(s->m->compute, s->n_rows, rows_grain(s->m->cfg.hidden_size), norm_rows, s);
+    compute_run(s->m->compute, s->n_rows, model_rows_grain(s->m->cfg.hidden_size), norm_rows, s);
     s->add_delta = true;
 }
 
 static struct linear step_linear(const struct step *s, uint32_t weight, uint32_t bias,
                                  const float *x, uint32_t n_rows, float *y)
 {
-    struct linear l = linear_of(spec_of(s->m, weight), s->v->views[weight].data, x, n_rows, y);
+    struct linear l = linear_of(model_tensor_spec_of(s->m, weight), s->v->views[weight].data, x,
+                                n_rows, y);
 
     if (bias != TENSOR_LIST_NO_TENSOR) {
         l.bias = s->v->views[bias].data;
-        l.bias_dtype = spec_of(s->m, bias)->dtype;
+        l.bias_dtype = model_tensor_spec_of(s->m, bias)->dtype;
     }
     return l;
 }
@@ -439,7 +440,7 @@ static void mlp_block(struct step *s, uint32_t layer)
     in[1] = step_linear(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up);
     linears_run(m->compute, m->kernels, in, 2);
     adapt_gate_up(s, layer);
-    compute_run(m->compute, s->n_rows, rows_grain(width), silu_rows, s);
+    compute_run(m->compute, s->n_rows, model_rows_grain(width), silu_rows, s);
     out = step_linear(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta);
     linears_run(m->compute, m->kernels, &out, 1);
     adapt_one(s, layer, ADAPTER_DOWN, &out);
@@ -475,7 +476,7 @@ static void logits_of_wanted(struct step *s, float *logits)
     if (n == 0)
         return;
     (void)norm_widened(s, m->norm_w, m->norm);
-    compute_run(m->compute, n, rows_grain(m->cfg.hidden_size), norm_wanted, s);
+    compute_run(m->compute, n, model_rows_grain(m->cfg.hidden_size), norm_wanted, s);
     head = step_linear(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits);
     linears_run(m->compute, m->kernels, &head, 1);
 }
@@ -507,7 +508,7 @@ void model_step(struct model *m, const struct version *v, const struct model_row
     s.adapted = take_adapters(m, rows, n_rows);
     for (uint32_t r = 0; r < n_rows; r++)
         m->routes[r] = rows[r].routes;
-    compute_run(m->compute, n_rows, rows_grain(m->cfg.hidden_size), embed_rows, &s);
+    compute_run(m->compute, n_rows, model_rows_grain(m->cfg.hidden_size), embed_rows, &s);
     for (uint32_t l = 0; l < m->cfg.n_layers; l++) {
         attention_block(&s, l);
         if (model_layer_is_sparse(&m->cfg, l))

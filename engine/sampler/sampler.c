@@ -83,7 +83,7 @@ static void cand_swap(struct cand *x, struct cand *y)
     *y = z;
 }
 
-static void sift_down(struct cand *c, uint32_t n, uint32_t i)
+static void sampler_sift_down(struct cand *c, uint32_t n, uint32_t i)
 {
     struct cand moved = c[i];
 
@@ -100,7 +100,7 @@ static void sift_down(struct cand *c, uint32_t n, uint32_t i)
 static void field_heapify(struct field *f)
 {
     for (uint32_t i = f->n / 2; i-- > 0;)
-        sift_down(f->c, f->n, i);
+        sampler_sift_down(f->c, f->n, i);
 }
 
 /* Moves the best of the heap's first n entries behind them. */
@@ -109,7 +109,7 @@ static void field_pop(struct field *f, uint32_t n)
     struct cand best = f->c[0];
 
     f->c[0] = f->c[n - 1];
-    sift_down(f->c, n - 1, 0);
+    sampler_sift_down(f->c, n - 1, 0);
     f->c[n - 1] = best;
 }
 
@@ -390,7 +390,7 @@ static bool has_filters(const struct gen_params *p, uint32_t n)
     return p->min_p > 0 || p->top_p < 1 || (p->top_k > 0 && (uint32_t)p->top_k < n);
 }
 
-static uint64_t key_of(const struct sampler_draw *d)
+static uint64_t sampler_key_of(const struct sampler_draw *d)
 {
     return uniform_key(d->params->seed, d->index);
 }
@@ -408,7 +408,7 @@ void sampler_race(const struct sampler_row *row, const struct sampler_draw *d, u
         uint32_t id = i * SAMPLER_PART, left = row->n - id;
         struct race *r = &row->parts[i].race;
 
-        *r = (struct race){.key = key_of(d),
+        *r = (struct race){.key = sampler_key_of(d),
                            .max = row->max,
                            .scale = sampler_scale(d->params->temperature),
                            .arrival = INFINITY};
@@ -445,7 +445,7 @@ bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct
         *id = sampler_best(row);
     } else if (has_filters(p, row->n)) {
         field_filter(&f, s, row, p);
-        *id = race_of_field(&f, key_of(d));
+        *id = race_of_field(&f, sampler_key_of(d));
     } else {
         sampler_race(row, d, 0, sampler_n_parts(row->n));
         *id = sampler_winner(row);
@@ -454,7 +454,7 @@ bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct
 }
 
 /* Only those of the field stay. */
-static void keep_only(struct sampler *s, const struct field *f)
+static void sampler_keep_only(struct sampler *s, const struct field *f)
 {
     for (uint32_t i = 0; i < s->vocab_size; i++)
         s->logits[i] = -FLT_MAX;
@@ -486,7 +486,7 @@ const struct sampler_row *sampler_process(struct sampler *s, struct sampler_row 
     }
     if (filters) {
         field_filter(&f, s, row, p);
-        keep_only(s, &f);
+        sampler_keep_only(s, &f);
     } else {
         logits_unmask(s);
     }

@@ -167,7 +167,8 @@ static void sift_up(const float *logits, struct gen_top *heap, uint32_t at, uint
 }
 
 /* The same in place of the first of n. */
-static void sift_down(const float *logits, struct gen_top *heap, uint32_t n, uint32_t id)
+static void sampler_row_sift_down(const float *logits, struct gen_top *heap, uint32_t n,
+                                  uint32_t id)
 {
     uint32_t at = 0;
 
@@ -195,7 +196,7 @@ static uint32_t gather_top(const struct sampler_row *row, uint32_t k, struct gen
             if (n < k)
                 sift_up(row->logits, heap, n++, id);
             else if (row->logits[id] > row->logits[heap[0].id])
-                sift_down(row->logits, heap, n, id);
+                sampler_row_sift_down(row->logits, heap, n, id);
         }
     }
     return n;
@@ -212,7 +213,7 @@ uint32_t sampler_top(const struct sampler_row *row, uint32_t k, struct gen_top *
     for (uint32_t left = n; left > 1; left--) { /* the worst of what is left goes behind it */
         uint32_t worst = out[0].id;
 
-        sift_down(row->logits, out, left - 1, out[left - 1].id);
+        sampler_row_sift_down(row->logits, out, left - 1, out[left - 1].id);
         out[left - 1].id = worst;
     }
     /* Equal ones share the rank of the last of them; only the last group can go on beyond the list.

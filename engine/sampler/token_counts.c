@@ -32,7 +32,7 @@ void token_counts_fini(struct token_counts *s)
 }
 
 /* SplitMix64's output function. */
-static uint64_t mix(uint64_t z)
+static uint64_t token_counts_mix(uint64_t z)
 {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
@@ -41,7 +41,7 @@ static uint64_t mix(uint64_t z)
 
 static struct token_count *find_or_add(struct token_counts *s, uint32_t id)
 {
-    uint32_t at = (uint32_t)mix(s->key + id) & s->mask;
+    uint32_t at = (uint32_t)token_counts_mix(s->key + id) & s->mask;
 
     for (; s->slots[at] != 0; at = (at + 1) & s->mask)
         if (s->tokens[s->slots[at] - 1].id == id)

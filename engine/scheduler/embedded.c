@@ -437,7 +437,7 @@ static const struct engine_ops embedded_ops = {
     .free = embedded_free,
 };
 
-static uint32_t at_most(uint32_t n, uint32_t max)
+static uint32_t embedded_at_most(uint32_t n, uint32_t max)
 {
     return n < max ? n : max;
 }
@@ -483,7 +483,7 @@ static int set_rules(struct embedded *m, const struct embedded_cfg *cfg, struct 
                                   .n_eos = mc->n_eos,
                                   .tokenizer = cfg->tokenizer};
     if (cfg->max_model_len != 0)
-        m->rules.max_model_len = at_most(cfg->max_model_len, mc->max_position_embeddings);
+        m->rules.max_model_len = embedded_at_most(cfg->max_model_len, mc->max_position_embeddings);
     memcpy(m->rules.eos, mc->eos, sizeof m->rules.eos);
     return longest_token_text(&m->rules.token_text_max, cfg->tokenizer, e);
 }
@@ -509,7 +509,8 @@ static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct
     sc.model = m->model;
     sc.kv = m->kv;
     sc.free_queue = m->free_queue;
-    sc.n_running_max = at_most(cfg->n_running_max > 0 ? cfg->n_running_max : 1, n_rows_max);
+    sc.n_running_max = embedded_at_most(cfg->n_running_max > 0 ? cfg->n_running_max : 1,
+                                        n_rows_max);
     return scheduler_new(&m->scheduler, &sc, e);
 }
 

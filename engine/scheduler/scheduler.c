@@ -267,7 +267,7 @@ static void queue_admit(struct scheduler *s)
 }
 
 /* The version that it reads in this step; NULL: there is none, it waits. */
-static const struct version *version_of(const struct seq *q, const struct version *served)
+static const struct version *scheduler_version_of(const struct seq *q, const struct version *served)
 {
     return q->version != NULL ? q->version : served;
 }
@@ -294,7 +294,7 @@ static uint32_t deal_rows(struct scheduler *s, const struct version *served)
         struct seq *q = s->running[i];
 
         meet_served(s, q, served);
-        q->n_step = version_of(q, served) != NULL && q->rec->out.n_tokens > 0 &&
+        q->n_step = scheduler_version_of(q, served) != NULL && q->rec->out.n_tokens > 0 &&
                     q->n_fed + 1 == seq_n_known(q);
         n_rows += q->n_step;
     }
@@ -302,7 +302,7 @@ static uint32_t deal_rows(struct scheduler *s, const struct version *served)
         struct seq *q = s->running[i];
         uint32_t room = s->cfg.n_rows_max - n_rows, left = seq_n_known(q) - q->n_fed;
 
-        if (q->n_step > 0 || version_of(q, served) == NULL)
+        if (q->n_step > 0 || scheduler_version_of(q, served) == NULL)
             continue;
         q->n_step = left < room ? left : room;
         n_rows += q->n_step;
@@ -322,7 +322,7 @@ static void hold_begun(struct scheduler *s, const struct version *served)
             (q->req.on_update == GEN_ON_UPDATE_FINISH || q->n_rebuilds >= SEQ_REBUILDS_MAX))
             version_hold(s, q, served);
         if (q->n_fed == 0)
-            q->kv_serial = version_of(q, served)->serial;
+            q->kv_serial = scheduler_version_of(q, served)->serial;
     }
 }
 
@@ -358,11 +358,11 @@ static void add_rows(struct scheduler *s, struct seq *q, const struct version *v
 /* The rows of one version: those of sequence `from` and of all behind it that read the same. */
 static void compute_group(struct scheduler *s, uint32_t from, const struct version *served)
 {
-    const struct version *v = version_of(s->running[from], served);
+    const struct version *v = scheduler_version_of(s->running[from], served);
     uint32_t first = s->n_rows, first_want = s->n_wants;
 
     for (uint32_t i = from; i < s->n_running; i++)
-        if (s->running[i]->n_step > 0 && version_of(s->running[i], served) == v)
+        if (s->running[i]->n_step > 0 && scheduler_version_of(s->running[i], served) == v)
             add_rows(s, s->running[i], v);
     model_step(s->cfg.model, v, s->rows + first, s->n_rows - first,
                s->logits + (size_t)first_want * s->cfg.vocab_size);

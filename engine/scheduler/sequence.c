@@ -141,8 +141,8 @@ static uint32_t mask_bad_words(struct seq *q, const struct logits_processor *s)
 }
 
 /* Refuses a request whose rules leave no first token. Ends after n_masked + 1 ids. */
-static int check_choice(const struct seq *q, const struct logits_processor *s, uint32_t n_masked,
-                        struct err *e)
+static int sequence_check_choice(const struct seq *q, const struct logits_processor *s,
+                                 uint32_t n_masked, struct err *e)
 {
     bool some = s != NULL && s->allowed != NULL;
     uint32_t n = some ? s->n_allowed : q->rules->vocab_size;
@@ -168,7 +168,7 @@ static int prepare_masks(struct seq *q, const struct gen_params *p, struct err *
     if (q->masked == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u masked tokens", n_max);
     mask_early(q, p);
-    return check_choice(q, s, q->n_early + mask_bad_words(q, s), e);
+    return sequence_check_choice(q, s, q->n_early + mask_bad_words(q, s), e);
 }
 
 /* The prompt counts for the repetition penalty only. */
@@ -328,7 +328,7 @@ static void seq_fail(struct seq *q, const struct err *e)
 
 /* Ends the sequence when one of its stop strings ends in the text from `old_len` on. The first of
  * the list wins, as in vLLM, at any place in the text. */
-static bool find_stop(struct seq *q, size_t old_len)
+static bool sequence_find_stop(struct seq *q, size_t old_len)
 {
     struct gen_output *out = &q->rec->out;
 
@@ -351,7 +351,7 @@ static bool find_stop(struct seq *q, size_t old_len)
 
 /* Adds the token's text; true when a stop string is complete. Text that is held only because the
  * next token may change it counts as it is: a sequence that stops here has no next token. */
-static bool push_text(struct seq *q, uint32_t id, bool search)
+static bool sequence_push_text(struct seq *q, uint32_t id, bool search)
 {
     size_t sure, before = q->tail.len, old_len = before + q->n_peeked, keep = q->stop_len_max - 1;
     const char *held = NULL;
@@ -370,7 +370,7 @@ static bool push_text(struct seq *q, uint32_t id, bool search)
         seq_fail(q, &e);
         return false;
     }
-    found = search && find_stop(q, old_len < q->tail.len ? old_len : q->tail.len);
+    found = search && sequence_find_stop(q, old_len < q->tail.len ? old_len : q->tail.len);
     if (found)
         return true;
     q->tail.len = sure;
@@ -394,7 +394,7 @@ static enum gen_finish finish_of(struct seq *q, uint32_t id)
         out->stop_id = id;
         return GEN_STOP;
     }
-    if (p->n_stops > 0 && push_text(q, id, out->n_tokens > p->min_tokens))
+    if (p->n_stops > 0 && sequence_push_text(q, id, out->n_tokens > p->min_tokens))
         return GEN_STOP;
     if (out->finish == GEN_RUNNING && out->n_tokens == q->n_out_max)
         return GEN_LENGTH;

@@ -186,7 +186,8 @@ char *api_read_architecture(const char *text, size_t len)
 const int api_canary_ids[API_CANARY_IDS] = {17, 42, 23, 61, 34, 52, 19, 58,
                                             27, 45, 38, 63, 21, 49, 30, 55};
 
-static enum api_answer read_values(double *out, const struct upstream_api *api, const json_t *reply)
+static enum api_answer api_reply_read_values(double *out, const struct upstream_api *api,
+                                             const json_t *reply)
 {
     enum api_answer answer = API_ANSWER_VALUE;
 
@@ -211,7 +212,7 @@ enum api_answer api_read_canary(double values[API_CANARY_VALUES], enum upstream_
     if (api->canary_value == NULL)
         return API_ANSWER_NO_VALUE;
     if (status == 200)
-        return read_values(values, api, reply);
+        return api_reply_read_values(values, api, reply);
     if (status >= 400 && text != NULL && api->says_not_finite != NULL &&
         api->says_not_finite(text, len))
         return API_ANSWER_NOT_FINITE;

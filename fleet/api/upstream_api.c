@@ -103,7 +103,7 @@ bool api_context_equal(const struct api_context *a, const struct api_context *b)
 }
 
 /* Errors: ERR_BAD_REQUEST at the first member that the row refuses and a client sent. */
-static int refuse(const struct api_draft *d, const struct api_row *row)
+static int api_refuse(const struct api_draft *d, const struct api_row *row)
 {
     char field[1 + API_WORD_MAX] = "/";
 
@@ -136,7 +136,7 @@ int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_
     int rc = begin_request(out, row, e);
 
     if (rc == 0)
-        rc = refuse(&d, row);
+        rc = api_refuse(&d, row);
     if (rc == 0 && row->make != NULL)
         rc = row->make(&d);
     if (rc != 0)

@@ -37,7 +37,7 @@ static bool is_on(const json_t *native, const char *member)
 /* the transfer */
 
 /* 0: the request does not say it. */
-static uint64_t bucket_nbytes(const json_t *native)
+static uint64_t vllm_api_bucket_nbytes(const json_t *native)
 {
     const json_t *bucket = json_object_get(native, "bucket_nbytes");
 
@@ -102,7 +102,7 @@ static int vllm_shutdown_transfer(const struct api_draft *d)
 /* With sizes all tensors are one broadcast, which has no bound. */
 static uint64_t broadcast_nbytes_max(const json_t *native)
 {
-    uint64_t bucket = bucket_nbytes(native);
+    uint64_t bucket = vllm_api_bucket_nbytes(native);
 
     if (bucket != 0)
         return bucket;
@@ -131,7 +131,7 @@ static int check_group_packing(const struct api_draft *d)
  * if they are packed. Steals info; NULL: no memory. */
 static json_t *with_update_packing(json_t *info, const json_t *native)
 {
-    bool has_bound = bucket_nbytes(native) != 0 || api_has(native, "sizes");
+    bool has_bound = vllm_api_bucket_nbytes(native) != 0 || api_has(native, "sizes");
 
     if (!is_on(native, "packed"))
         return info;

@@ -111,7 +111,7 @@ uint64_t adapter_dir_nbytes_max(const struct adapter_dir *d)
 /* names */
 
 /* All but letters, digits, '-' and '_' becomes %XX. Returns false: it is too long. */
-static bool encode(char out[NAME_MAX + 1], const char *name)
+static bool adapter_dir_encode(char out[NAME_MAX + 1], const char *name)
 {
     static const char hex[] = "0123456789ABCDEF",
                       plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
@@ -286,14 +286,14 @@ struct access {
     int rc;
 };
 
-static int write_all(const struct adapter_dir *d, const struct adapter_content *from, char **path,
-                     struct err *e)
+static int adapter_dir_write_all(const struct adapter_dir *d, const struct adapter_content *from,
+                                 char **path, struct err *e)
 {
     char name[NAME_MAX + 1], id[ID_LEN + 1], load[LOAD_NAME_LEN + 1];
     int fd, rc;
 
     *path = NULL;
-    if (!encode(name, from->name))
+    if (!adapter_dir_encode(name, from->name))
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "the name is too long for a directory of --adapter-dir: at most %d bytes, "
                        "of which each but letters, digits, '-' and '_' counts three times",
@@ -318,11 +318,11 @@ static int write_all(const struct adapter_dir *d, const struct adapter_content *
     return rc;
 }
 
-static void run_write(void *arg)
+static void adapter_dir_run_write(void *arg)
 {
     struct access *a = arg;
 
-    a->rc = write_all(a->d, a->from, a->to, a->e);
+    a->rc = adapter_dir_write_all(a->d, a->from, a->to, a->e);
 }
 
 static void remove_unless_kept(void *arg, int adapter_fd, const char *load)
@@ -361,7 +361,7 @@ static void keep_only(void *arg)
     const struct access *a = arg;
     char encoded[NAME_MAX + 1];
 
-    if (!encode(encoded, a->name))
+    if (!adapter_dir_encode(encoded, a->name))
         return;
     visit_loads(open_adapter(a->d, encoded, false), remove_unless_kept,
                 load_of(a->d, encoded, a->path));
@@ -372,7 +372,8 @@ static void remove_one(void *arg)
 {
     const struct access *a = arg;
     char encoded[NAME_MAX + 1];
-    const char *load = encode(encoded, a->name) ? load_of(a->d, encoded, a->path) : NULL;
+    const char *load = adapter_dir_encode(encoded, a->name) ? load_of(a->d, encoded, a->path)
+                                                            : NULL;
     int fd = load != NULL ? open_adapter(a->d, encoded, false) : -1;
 
     if (fd < 0)
@@ -382,7 +383,7 @@ static void remove_one(void *arg)
     remove_adapter(a->d, encoded);
 }
 
-static int run(struct access *a, void (*access)(void *arg))
+static int adapter_dir_run(struct access *a, void (*access)(void *arg))
 {
     if (a->d->disk != NULL)
         workers_call(a->d->disk, access, a);
@@ -394,15 +395,16 @@ static int run(struct access *a, void (*access)(void *arg))
 int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content *from, char **path,
                       struct err *e)
 {
-    return run(&(struct access){.d = d, .from = from, .to = path, .e = e}, run_write);
+    return adapter_dir_run(&(struct access){.d = d, .from = from, .to = path, .e = e},
+                           adapter_dir_run_write);
 }
 
 void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const char *path)
 {
-    (void)run(&(struct access){.d = d, .name = name, .path = path}, keep_only);
+    (void)adapter_dir_run(&(struct access){.d = d, .name = name, .path = path}, keep_only);
 }
 
 void adapter_dir_remove(const struct adapter_dir *d, const char *name, const char *path)
 {
-    (void)run(&(struct access){.d = d, .name = name, .path = path}, remove_one);
+    (void)adapter_dir_run(&(struct access){.d = d, .name = name, .path = path}, remove_one);
 }

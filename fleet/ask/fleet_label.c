@@ -20,7 +20,7 @@ static size_t engines_in_step(struct fleet_control *fc, const struct upstream_li
     return n_targets;
 }
 
-static int check_serial(struct fleet_control *fc, uint64_t if_serial, struct err *e)
+static int fleet_label_check_serial(struct fleet_control *fc, uint64_t if_serial, struct err *e)
 {
     struct fleet_stats stats;
 
@@ -41,8 +41,9 @@ static int check_any(struct fleet_control *fc, size_t n, struct err *e)
 }
 
 /* The engines that did not take the version are out of step then. */
-static void apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
-                          const struct fleet_results *results, uint64_t *serial)
+static void fleet_label_apply_results(struct fleet_control *fc,
+                                      const struct fleet_label_request *req,
+                                      const struct fleet_results *results, uint64_t *serial)
 {
     const struct upstream *labelled[FLEET_MAX];
     size_t n_labelled = 0;
@@ -64,7 +65,7 @@ static int name_engines(struct fleet_control *fc, const struct fleet_label_reque
 
     fleet_set_updating(fleet_of(fc), true);
     rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
-    apply_results(fc, req, results, serial);
+    fleet_label_apply_results(fc, req, results, serial);
     if (req->abort_requests && *serial != 0)
         fleet_abort_all_requests(fc);
     return rc == 0 && fleet_results_done(results, e) ? 0 : -1;
@@ -79,7 +80,7 @@ int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *
     size_t n = engines_in_step(fc, all, &args, targets);
 
     *serial = 0;
-    if (check_any(fc, n, e) != 0 || check_serial(fc, req->if_serial, e) != 0 ||
+    if (check_any(fc, n, e) != 0 || fleet_label_check_serial(fc, req->if_serial, e) != 0 ||
         (req->record != NULL && req->record(req->arg, e) != 0))
         return -1;
     return name_engines(fc, req, targets, n, results, serial, e);

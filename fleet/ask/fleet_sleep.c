@@ -79,8 +79,9 @@ static void wake_once(struct fleet_control *fc, const struct api_sleep *asked,
     }
 }
 
-static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                     struct api_object *native, struct fleet_results *results, struct err *e)
+static int fleet_sleep_set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
+                                 struct api_object *native, struct fleet_results *results,
+                                 struct err *e)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     const struct api_sleep asked = {.level = req->level, .weights = req->weights, .kv = req->kv};
@@ -129,7 +130,7 @@ int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *
     if (fleet_check_no_update(fc, false, e) != 0)
         return -1;
     fleet_suspend_generation_probes(fc, true);
-    rc = set_sleep(fc, req, native, results, e);
+    rc = fleet_sleep_set_sleep(fc, req, native, results, e);
     fleet_suspend_generation_probes(fc, false);
     return rc;
 }
@@ -139,5 +140,5 @@ int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *r
 {
     if (req->kv && fleet_check_no_update(fc, true, e) != 0)
         return -1;
-    return set_sleep(fc, req, native, results, e);
+    return fleet_sleep_set_sleep(fc, req, native, results, e);
 }

@@ -127,7 +127,7 @@ static bool waits_locked(const struct fleet_control *fc, const struct lock_reque
 }
 
 /* The time that the request waited for a thread counts. */
-static int take(struct fleet_control *fc, const struct lock_request *r, struct err *e)
+static int fleet_lock_take(struct fleet_control *fc, const struct lock_request *r, struct err *e)
 {
     uint64_t began_us = r->x != NULL ? r->x->began_us : clock_now_us();
     struct fleet_lock blocker;
@@ -151,7 +151,7 @@ static int take(struct fleet_control *fc, const struct lock_request *r, struct e
     return is_owned(&blocker) ? refuse_busy(&blocker, e) : 0;
 }
 
-static void release(struct fleet_control *fc, struct fleet_lock *l)
+static void fleet_locks_release(struct fleet_control *fc, struct fleet_lock *l)
 {
     mtx_lock(&fc->lock);
     assert(is_mine(l));
@@ -168,29 +168,30 @@ static void release(struct fleet_control *fc, struct fleet_lock *l)
 int fleet_op_lock(struct fleet_control *fc, struct http_request *x, const char *operation,
                   struct err *e)
 {
-    return take(fc, &(struct lock_request){FLEET_LOCK_OPERATION, operation, x, FLEET_OP_WAIT_US},
-                e);
+    return fleet_lock_take(
+        fc, &(struct lock_request){FLEET_LOCK_OPERATION, operation, x, FLEET_OP_WAIT_US}, e);
 }
 
 int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char *operation,
                     struct err *e)
 {
-    return take(fc, &(struct lock_request){FLEET_LOCK_STEP, operation, x, FLEET_OP_WAIT_US}, e);
+    return fleet_lock_take(
+        fc, &(struct lock_request){FLEET_LOCK_STEP, operation, x, FLEET_OP_WAIT_US}, e);
 }
 
 bool fleet_lock_if_free(struct fleet_control *fc, enum fleet_lock_kind kind, const char *operation)
 {
     struct err busy = {0};
 
-    return take(fc, &(struct lock_request){kind, operation, NULL, 0}, &busy) == 0;
+    return fleet_lock_take(fc, &(struct lock_request){kind, operation, NULL, 0}, &busy) == 0;
 }
 
 void fleet_op_unlock(struct fleet_control *fc)
 {
-    release(fc, &fc->locks.op);
+    fleet_locks_release(fc, &fc->locks.op);
 }
 
-static void cut(struct fleet_control *fc, int more)
+static void fleet_locks_cut(struct fleet_control *fc, int more)
 {
     mtx_lock(&fc->lock);
     fc->locks.n_aborts += (unsigned)more;
@@ -202,21 +203,22 @@ int fleet_abort_lock(struct fleet_control *fc, const char *operation, struct err
 {
     int rc;
 
-    cut(fc, 1);
-    rc = take(fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_ABORT_WAIT_US},
-              e);
-    cut(fc, -1);
+    fleet_locks_cut(fc, 1);
+    rc = fleet_lock_take(
+        fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_ABORT_WAIT_US}, e);
+    fleet_locks_cut(fc, -1);
     return rc;
 }
 
 int fleet_expiry_lock(struct fleet_control *fc, const char *operation, struct err *e)
 {
-    return take(fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_OP_WAIT_US}, e);
+    return fleet_lock_take(
+        fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_OP_WAIT_US}, e);
 }
 
 void fleet_abort_unlock(struct fleet_control *fc)
 {
-    release(fc, &fc->locks.abort);
+    fleet_locks_release(fc, &fc->locks.abort);
 }
 
 static bool owns(struct fleet_control *fc, const struct fleet_lock *l)
@@ -248,7 +250,8 @@ bool fleet_owns_update_lock(struct fleet_control *fc)
 
 int fleet_pause_lock(struct fleet_control *fc, const char *operation, struct err *e)
 {
-    return take(fc, &(struct lock_request){FLEET_LOCK_PAUSE, operation, NULL, FLEET_OP_WAIT_US}, e);
+    return fleet_lock_take(
+        fc, &(struct lock_request){FLEET_LOCK_PAUSE, operation, NULL, FLEET_OP_WAIT_US}, e);
 }
 
 int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, uint64_t timeout_us,
@@ -256,21 +259,23 @@ int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, u
 {
     uint64_t wait_us = timeout_us < FLEET_OP_WAIT_US ? timeout_us : FLEET_OP_WAIT_US;
 
-    return take(fc, &(struct lock_request){FLEET_LOCK_TRAINER_PAUSE, "a pause", x, wait_us}, e);
+    return fleet_lock_take(
+        fc, &(struct lock_request){FLEET_LOCK_TRAINER_PAUSE, "a pause", x, wait_us}, e);
 }
 
 bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *operation)
 {
     struct err busy = {0};
 
-    return take(fc,
-                &(struct lock_request){FLEET_LOCK_PAUSE_LATER, operation, NULL, FLEET_OP_WAIT_US},
-                &busy) == 0;
+    return fleet_lock_take(
+               fc,
+               &(struct lock_request){FLEET_LOCK_PAUSE_LATER, operation, NULL, FLEET_OP_WAIT_US},
+               &busy) == 0;
 }
 
 void fleet_pause_unlock(struct fleet_control *fc)
 {
-    release(fc, &fc->locks.pause);
+    fleet_locks_release(fc, &fc->locks.pause);
 }
 
 static bool blocks_resume_locked(const struct fleet_control *fc, bool expired)

@@ -69,7 +69,7 @@ struct what {
     enum api_op op;
 };
 
-static enum api_op op_of(const struct what *w, const struct fleet_target *target)
+static enum api_op fleet_request_op_of(const struct what *w, const struct fleet_target *target)
 {
     return w->kind == WHAT_OP ? w->op : target->op;
 }
@@ -122,9 +122,9 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
         calls[i].given_up_us = targets[i].given_up_us;
         calls[i].n_enough = targets[i].n_enough;
         calls[i].upstream = targets[i].upstream;
-        if ((w->kind == WHAT_QUERY
-                 ? api_make_query(r, kind, w->query, e)
-                 : make_op(r, fc, kind, op_of(w, &targets[i]), &targets[i], &last[kind], e)) == 0)
+        if ((w->kind == WHAT_QUERY ? api_make_query(r, kind, w->query, e)
+                                   : make_op(r, fc, kind, fleet_request_op_of(w, &targets[i]),
+                                             &targets[i], &last[kind], e)) == 0)
             continue;
         while (i-- > 0)
             api_request_fini(&calls[i].request);
@@ -135,11 +135,11 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
 
 /* Another process leaves rotation at once, not only at its next probe.
  * @lost  it is another one, by what it answered */
-static void note_process(struct fleet_control *fc, struct fleet_result *result,
-                         const char *process, bool lost)
+static void note_process(struct fleet_control *fc, struct fleet_result *result, const char *process,
+                         bool lost)
 {
-    result->other_process =
-        process[0] != '\0' && !fleet_check_process(fleet_of(fc), result->upstream, process);
+    result->other_process = process[0] != '\0' &&
+                            !fleet_check_process(fleet_of(fc), result->upstream, process);
     if (lost || result->other_process)
         upstreams_probe_now(fc->upstreams);
 }
@@ -240,7 +240,7 @@ struct sending {
     size_t n;
 };
 
-static void on_answered(void *arg, size_t at)
+static void fleet_request_on_answered(void *arg, size_t at)
 {
     struct sending *s = arg;
     const struct fleet_target *target = &s->targets[at];
@@ -253,7 +253,7 @@ static void on_answered(void *arg, size_t at)
     lost = fleet_result_read_lost(result, &target->ctx, name);
     note_process(s->fc, result, reply->process, lost);
     if (s->what->kind != WHAT_QUERY)
-        apply_answer(s->fc, op_of(s->what, target), target, &s->before[at], result);
+        apply_answer(s->fc, fleet_request_op_of(s->what, target), target, &s->before[at], result);
     if (target->answered != NULL)
         target->answered(target->arg, result);
 }
@@ -268,13 +268,15 @@ static int call_all(struct sending *s, struct err *e)
     for (size_t i = 0; i < s->n; i++) { /* they keep their places meanwhile */
         s->results.list[i].upstream = upstream_ref(s->targets[i].upstream);
         if (changes)
-            fleet_doubt(f, s->targets[i].upstream, op_of(s->what, &s->targets[i]),
+            fleet_doubt(f, s->targets[i].upstream, fleet_request_op_of(s->what, &s->targets[i]),
                         args_of(&s->targets[i]), &s->before[i]);
     }
-    rc = upstreams_call(s->fc->upstreams, s->calls, s->n, s->replies, on_answered, s, e);
+    rc = upstreams_call(s->fc->upstreams, s->calls, s->n, s->replies, fleet_request_on_answered, s,
+                        e);
     for (size_t i = 0; i < s->n; i++) {
         if (changes && !s->replies[i].answered)
-            (void)fleet_answer(f, s->targets[i].upstream, op_of(s->what, &s->targets[i]),
+            (void)fleet_answer(f, s->targets[i].upstream,
+                               fleet_request_op_of(s->what, &s->targets[i]),
                                args_of(&s->targets[i]), &s->before[i], HAVE_LOST, NULL);
         upstream_reply_fini(&s->replies[i]);
     }

@@ -7,7 +7,7 @@
 #include <assert.h>
 #include <string.h>
 
-static bool is_named(const struct fleet_group *g, const char *name)
+static bool fleet_transfer_is_named(const struct fleet_group *g, const char *name)
 {
     return strcmp(g->name, name) == 0 ||
            (g->name[0] == '\0' && strcmp(name, SGLANG_GROUP_NAME) == 0);
@@ -20,7 +20,7 @@ struct fleet_group *fleet_any_group_locked(struct fleet_control *fc, const char 
     if (name == NULL)
         return t->n_groups > 0 ? &t->groups[t->n_groups - 1] : NULL;
     for (size_t i = 0; i < t->n_groups; i++)
-        if (is_named(&t->groups[i], name))
+        if (fleet_transfer_is_named(&t->groups[i], name))
             return &t->groups[i];
     return NULL;
 }
@@ -30,7 +30,7 @@ struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *nam
     struct fleet_transfer *t = &fc->transfer;
 
     for (size_t i = t->n_groups; i-- > 0;)
-        if (!t->groups[i].left && (name == NULL || is_named(&t->groups[i], name)))
+        if (!t->groups[i].left && (name == NULL || fleet_transfer_is_named(&t->groups[i], name)))
             return &t->groups[i];
     return NULL;
 }
@@ -89,8 +89,8 @@ bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_gr
     return copy_group(out, fleet_group_locked(fc, name));
 }
 
-static const struct fleet_group_member *find_member(const struct fleet_group *g,
-                                                    const struct upstream *upstream)
+static const struct fleet_group_member *transfer_find_member(const struct fleet_group *g,
+                                                             const struct upstream *upstream)
 {
     for (size_t i = 0; i < g->n_members; i++)
         if (g->members[i].number == upstream_number(upstream))
@@ -101,7 +101,7 @@ static const struct fleet_group_member *find_member(const struct fleet_group *g,
 struct fleet_group_member *fleet_group_member_of(struct fleet_group *g,
                                                  const struct upstream *upstream)
 {
-    const struct fleet_group_member *m = find_member(g, upstream);
+    const struct fleet_group_member *m = transfer_find_member(g, upstream);
 
     return m != NULL ? &g->members[m - g->members] : NULL;
 }
@@ -109,7 +109,7 @@ struct fleet_group_member *fleet_group_member_of(struct fleet_group *g,
 bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g,
                      struct upstream *upstream)
 {
-    const struct fleet_group_member *m = find_member(g, upstream);
+    const struct fleet_group_member *m = transfer_find_member(g, upstream);
     struct upstream_info info;
 
     if (m == NULL)
@@ -125,7 +125,7 @@ void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out)
     mtx_unlock(&fc->lock);
 }
 
-static void forget_locked(struct fleet_transfer *t, struct fleet_group *g)
+static void fleet_transfer_forget_locked(struct fleet_transfer *t, struct fleet_group *g)
 {
     struct fleet_group *end = &t->groups[t->n_groups--];
 
@@ -140,7 +140,7 @@ void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g)
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     if (t->n_groups == FLEET_GROUPS_MAX)
-        forget_locked(t, &t->groups[0]);
+        fleet_transfer_forget_locked(t, &t->groups[0]);
     t->groups[t->n_groups++] = *g;
     mtx_unlock(&fc->lock);
 }
@@ -156,7 +156,7 @@ bool fleet_forget_group(struct fleet_control *fc, const char *name, struct fleet
     if (out != NULL)
         (void)copy_group(out, g);
     if (g != NULL)
-        forget_locked(&fc->transfer, g);
+        fleet_transfer_forget_locked(&fc->transfer, g);
     more = fc->transfer.n_groups > 0;
     mtx_unlock(&fc->lock);
     return more;
@@ -165,7 +165,7 @@ bool fleet_forget_group(struct fleet_control *fc, const char *name, struct fleet
 void fleet_transfer_clear(struct fleet_transfer *t)
 {
     while (t->n_groups > 0)
-        forget_locked(t, &t->groups[t->n_groups - 1]);
+        fleet_transfer_forget_locked(t, &t->groups[t->n_groups - 1]);
 }
 
 void fleet_forget_groups(struct fleet_control *fc)

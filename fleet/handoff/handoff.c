@@ -176,7 +176,7 @@ static void run_reap(void *store)
     store_reap(store);
 }
 
-static void run(void *arg)
+static void handoff_run(void *arg)
 {
     struct handoff *h = arg;
     uint64_t began_us = clock_now_us();
@@ -227,7 +227,7 @@ static struct upstream *find_behind(struct handoff *h)
 }
 
 /* The job is refused only when the executor has stopped, which it does after the loop. */
-static void look(void *arg)
+static void handoff_look(void *arg)
 {
     struct handoff *h = arg;
     struct fleet_control *fc = h->cfg.control;
@@ -262,9 +262,9 @@ int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     h->cfg = *cfg;
     h->info.window_nbytes = cfg->window_nbytes;
-    h->job = (struct job){.run = run, .arg = h};
-    h->item = (struct loop_item){.run = look, .arg = h};
-    h->timer = (struct loop_timer){.fire = look, .arg = h};
+    h->job = (struct job){.run = handoff_run, .arg = h};
+    h->item = (struct loop_item){.run = handoff_look, .arg = h};
+    h->timer = (struct loop_timer){.fire = handoff_look, .arg = h};
     if (cfg->window_nbytes > 0 && handoff_windows_new(&h->windows, cfg, e) != 0) {
         free(h);
         return -1;

@@ -15,7 +15,7 @@ _Static_assert((int)IPC_MEM_NBYTES == (int)DEVICE_IPC_NBYTES, "the driver's hand
 
 /* what both exports say */
 
-static bool is_listed(const struct handoff_gpus *g, const char *uuid)
+static bool handoff_export_is_listed(const struct handoff_gpus *g, const char *uuid)
 {
     for (uint32_t i = 0; i < g->n; i++)
         if (strcmp(g->uuids[i], uuid) == 0)
@@ -27,7 +27,8 @@ static void add_gpu(struct handoff_gpus *g, const char *text)
 {
     char uuid[IPC_UUID_LEN + 1];
 
-    if (g->n < IPC_GPUS_MAX && ipc_uuid_parse(uuid, text, strlen(text)) && !is_listed(g, uuid))
+    if (g->n < IPC_GPUS_MAX && ipc_uuid_parse(uuid, text, strlen(text)) &&
+        !handoff_export_is_listed(g, uuid))
         memcpy(g->uuids[g->n++], uuid, sizeof uuid);
 }
 
@@ -58,7 +59,7 @@ struct slabs {
     struct torch_place *places; /* owned; [gpus.n_store][n_tensors] */
 };
 
-static int refuse_memory(struct err *e)
+static int export_refuse_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
 }
@@ -82,7 +83,7 @@ static int export_place(struct slabs *s, struct store *store, const struct view 
     grown = realloc(s->all, ((size_t)s->n + set.n + 1) * sizeof *grown);
     if (grown == NULL) {
         slab_set_fini(&set);
-        return refuse_memory(e);
+        return export_refuse_memory(e);
     }
     s->all = grown;
     for (uint32_t i = 0; i < set.n && rc == 0; i++) {
@@ -149,7 +150,7 @@ void handoff_export_make(void *export)
     x->list = store_model_spec(x->store)->tensor_list;
     handoff_gpus_list(&s.gpus, x->store, x->cuda);
     s.places = calloc((size_t)s.gpus.n_store * s.list->n_tensors, sizeof *s.places);
-    x->rc = s.places != NULL ? 0 : refuse_memory(x->e);
+    x->rc = s.places != NULL ? 0 : export_refuse_memory(x->e);
     for (uint32_t i = 0; i < s.gpus.n_store && x->rc == 0; i++)
         x->rc = export_place(&s, x->store, x->v->places[i], i, x->e);
     if (x->rc == 0) {

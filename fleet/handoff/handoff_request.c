@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int refuse_memory(struct err *e)
+static int handoff_refuse_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
 }
@@ -25,8 +25,8 @@ int handoff_request_drop(const struct handoff_request *r, struct upstream *upstr
 
 /* One that does not say has no part in the hand-off: with a wrong number, a rank would find no
  * entry of its own, or a window would be overwritten while a stage still reads it. */
-static int note_answer(struct handoff_request *r, size_t part, const struct fleet_result *result,
-                       struct err *e)
+static int handoff_request_note_answer(struct handoff_request *r, size_t part,
+                                       const struct fleet_result *result, struct err *e)
 {
     struct err cause = result->why, why = {0};
 
@@ -42,7 +42,7 @@ static int note_answer(struct handoff_request *r, size_t part, const struct flee
     return handoff_request_drop(r, result->upstream, &why, e);
 }
 
-static int read_ranks(struct handoff_request *r, struct err *e)
+static int handoff_read_ranks(struct handoff_request *r, struct err *e)
 {
     struct fleet_target sglangs[FLEET_MAX];
     fleet_results_auto results = {0};
@@ -59,7 +59,7 @@ static int read_ranks(struct handoff_request *r, struct err *e)
     }
     rc = fleet_query(r->fc, API_GET_RANKS, sglangs, n, fleet_step_us(r->fc), &results, e);
     for (size_t i = 0; i < n && rc == 0; i++)
-        rc = note_answer(r, parts[i], &results.list[i], e);
+        rc = handoff_request_note_answer(r, parts[i], &results.list[i], e);
     return rc;
 }
 
@@ -69,10 +69,10 @@ int handoff_request_new(struct handoff_request **out, struct fleet_control *fc,
     struct handoff_request *r = calloc(1, sizeof *r);
 
     if (r == NULL)
-        return refuse_memory(e);
+        return handoff_refuse_memory(e);
     r->fc = fc;
     r->s = s;
-    if (read_ranks(r, e) != 0) {
+    if (handoff_read_ranks(r, e) != 0) {
         handoff_request_free(r);
         return -1;
     }
@@ -95,7 +95,7 @@ const char **handoff_request_entries(struct handoff_request *r, size_t part, str
     r->sglangs[part] = (struct api_tensors){
         .serialized = true, .entries = entries, .n_entries = entries != NULL ? n : 0};
     if (entries == NULL)
-        (void)refuse_memory(e);
+        (void)handoff_refuse_memory(e);
     return entries;
 }
 
@@ -115,7 +115,7 @@ int handoff_request_send(struct handoff_request *r, struct err *e)
         args[i] = (struct api_args){api_object_of(&r->sglangs[i]), .tensors = &r->sglangs[i]};
         made = args[i].native != NULL;
     }
-    rc = made ? fleet_send_tensors(r->fc, r->s, &t, e) : refuse_memory(e);
+    rc = made ? fleet_send_tensors(r->fc, r->s, &t, e) : handoff_refuse_memory(e);
     for (size_t i = 0; i < r->s->n_parts; i++)
         api_object_unref(args[i].native);
     api_object_unref(t.args.native);

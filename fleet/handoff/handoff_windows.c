@@ -244,8 +244,8 @@ static int make_packed(struct handoff_request *r, const struct handoff_windows *
 
 /* For an SGLang in the update: it has no window now, since it would have been dropped. It may be
  * out of the update: then nothing is made. Entries differ by the counters of their ranks. */
-static int make_bucket(struct handoff_request *r, const struct handoff_windows *w, size_t part,
-                       uint32_t k, struct err *e)
+static int windows_make_bucket(struct handoff_request *r, const struct handoff_windows *w,
+                               size_t part, uint32_t k, struct err *e)
 {
     struct upstream *upstream = r->s->parts[part].upstream;
     struct window_reader *reader = &fleet_engine(upstream)->window;
@@ -288,7 +288,7 @@ static int send_window(const struct handoff_windows *w, struct handoff_request *
     int rc = make_packed(r, w, k, e);
 
     for (size_t i = 0; i < r->s->n_parts && rc == 0; i++)
-        rc = make_bucket(r, w, i, k, e);
+        rc = windows_make_bucket(r, w, i, k, e);
     if (rc == 0)
         rc = handoff_request_send(r, e);
     for (size_t i = 0; i < r->s->n_parts; i++)

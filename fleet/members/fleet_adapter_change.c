@@ -33,7 +33,7 @@ static void set_source(struct fleet_adapter *a, uint32_t number, char *path, cha
 }
 
 /* Ends the change of the table that its caller began. What failed before is tried at once. */
-static void end(struct fleet *f)
+static void fleet_adapter_change_end(struct fleet *f)
 {
     struct fleet_adapter *a = f->adapters.asked;
 
@@ -53,7 +53,7 @@ static void end(struct fleet *f)
 void fleet_adapter_end(struct fleet *f)
 {
     fleet_change_begin(f);
-    end(f);
+    fleet_adapter_change_end(f);
 }
 
 static bool may_any_member_have(const struct fleet *f, const struct fleet_adapter *a)
@@ -70,7 +70,7 @@ void fleet_adapter_end_kept(struct fleet *f)
     fleet_change_begin(f);
     if (!may_any_member_have(f, f->adapters.asked))
         set_source(f->adapters.asked, 0, NULL, NULL);
-    end(f);
+    fleet_adapter_change_end(f);
 }
 
 uint64_t fleet_adapter_end_loaded(struct fleet *f, char *path, char *load, uint64_t timeout_us)
@@ -83,7 +83,7 @@ uint64_t fleet_adapter_end_loaded(struct fleet *f, char *path, char *load, uint6
     revision = a->revision = a->number != 0 ? a->revision + 1 : 1;
     a->timeout_us = timeout_us;
     set_source(a, a->asked, path, load);
-    end(f);
+    fleet_adapter_change_end(f);
     return revision;
 }
 
@@ -97,7 +97,7 @@ uint64_t fleet_adapter_end_unloaded(struct fleet *f)
     revision = a != NULL && a->number != 0 ? a->revision : 0;
     if (a != NULL)
         set_source(a, 0, NULL, NULL);
-    end(f);
+    fleet_adapter_change_end(f);
     return revision;
 }
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void adapter_free(struct fleet_adapter *a)
+static void fleet_adapter_free(struct fleet_adapter *a)
 {
     if (a == NULL)
         return;
@@ -21,11 +21,12 @@ static void adapter_free(struct fleet_adapter *a)
 void fleet_adapters_fini(struct fleet_adapters *fa)
 {
     for (size_t i = 0; i < fa->n; i++)
-        adapter_free(fa->list[i]);
+        fleet_adapter_free(fa->list[i]);
 }
 
 /* NULL: there is none. Also one that was unloaded. */
-static struct fleet_adapter *find(const struct fleet_adapters *fa, const char *name)
+static struct fleet_adapter *fleet_adapter_find_named(const struct fleet_adapters *fa,
+                                                      const char *name)
 {
     for (size_t i = 0; i < fa->n; i++)
         if (fa->list[i] != NULL && strcmp(fa->list[i]->name, name) == 0)
@@ -112,7 +113,7 @@ static void forget(struct fleet *f, struct fleet_adapter *a)
     }
     derive_all(f, a);
     fa->list[a->slot] = NULL;
-    adapter_free(a);
+    fleet_adapter_free(a);
     while (fa->n > 0 && fa->list[fa->n - 1] == NULL)
         fa->n--;
 }
@@ -188,7 +189,7 @@ static size_t free_slot(const struct fleet_adapters *fa)
 struct fleet_adapter *fleet_adapter_add_locked(struct fleet *f, const char *name, struct err *e)
 {
     struct fleet_adapters *fa = &f->adapters;
-    struct fleet_adapter *a = find(fa, name);
+    struct fleet_adapter *a = fleet_adapter_find_named(fa, name);
     size_t slot;
 
     if (a != NULL)
@@ -215,7 +216,7 @@ struct fleet_adapter *fleet_adapter_add_locked(struct fleet *f, const char *name
 
 static const struct fleet_adapter *find_loaded(const struct fleet *f, const char *name)
 {
-    const struct fleet_adapter *a = find(&f->adapters, name);
+    const struct fleet_adapter *a = fleet_adapter_find_named(&f->adapters, name);
 
     return a != NULL && a->number != 0 ? a : NULL;
 }

@@ -38,7 +38,7 @@ struct versions {
     } items[FLEET_MAX];
 };
 
-static struct version *version_of(struct versions *v, const char *label)
+static struct version *decide_version_of(struct versions *v, const char *label)
 {
     for (size_t i = 0; i < v->n; i++)
         if (strcmp(v->items[i].label, label) == 0)
@@ -68,7 +68,7 @@ static void count_versions_locked(const struct fleet *f, struct versions *v)
         if (!reports_version(u))
             continue;
         v->n_reported++;
-        version_of(v, u->report.label)->n++;
+        decide_version_of(v, u->report.label)->n++;
     }
     sort_versions(v);
 }

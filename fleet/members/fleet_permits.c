@@ -100,7 +100,7 @@ static bool find_engine_locked(const struct fleet *f, const struct fleet_ticket 
     return t->avoid != 0 && s.n_open == 1 && find_least_loaded(&s, out);
 }
 
-static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t at)
+static void fleet_permits_grant_locked(struct fleet *f, struct fleet_ticket *t, size_t at)
 {
     struct upstream *u = f->list->items[at];
 
@@ -148,7 +148,7 @@ static bool grant_first(struct fleet *f, enum fleet_queue queue)
     mtx_lock(&f->lock);
     t = first_grantable_locked(f, q, &at);
     if (t != NULL) {
-        grant_locked(f, t, at);
+        fleet_permits_grant_locked(f, t, at);
         granted = t->ticket.granted;
         arg = t->ticket.arg;
     }
@@ -250,7 +250,7 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
     else
         ticket_queue_append(q, &t->ticket);
     if (granted)
-        grant_locked(f, t, at);
+        fleet_permits_grant_locked(f, t, at);
     q->n_refused += rc != 0;
     mtx_unlock(&f->lock);
     /* A queued ticket may be granted and freed by now: do not touch it any more. */

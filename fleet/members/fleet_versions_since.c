@@ -27,7 +27,7 @@ void fleet_note_overwrite(struct fleet *f, struct upstream *u)
 }
 
 /* The process that had the version may be another one by now, which nobody has seen. */
-static bool is_same_process(const struct upstream *u, const struct fleet_ticket *t)
+static bool versions_is_same_process(const struct upstream *u, const struct fleet_ticket *t)
 {
     return u->incarnation == t->incarnation && u->probe_ok_us + FLEET_RESTART_US >= t->granted_us;
 }
@@ -56,7 +56,7 @@ void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t, struct 
         if (!is_same(v, &out->items[out->n - 1]))
             out->items[out->n++] = *v;
     }
-    out->one = out->one && is_same_process(u, t);
+    out->one = out->one && versions_is_same_process(u, t);
     mtx_unlock(&f->lock);
 }
 

@@ -78,8 +78,8 @@ static void begin_call(struct engine_have *have, struct have_calls *calls)
 }
 
 /* A request that names no part is about all of them. */
-static void set_sleep(struct engine_have *have, const struct api_args *args,
-                      enum sleep_fact weights, enum sleep_fact kv)
+static void have_set_sleep(struct engine_have *have, const struct api_args *args,
+                           enum sleep_fact weights, enum sleep_fact kv)
 {
     const struct api_sleep *of = args != NULL ? args->sleep : NULL;
 
@@ -105,7 +105,7 @@ void have_doubt(struct engine_have *have, enum api_op op, const struct api_args 
         break;
     case API_SLEEP:
     case API_WAKE:
-        set_sleep(have, args, SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+        have_set_sleep(have, args, SLEEP_UNKNOWN, SLEEP_UNKNOWN);
         begin_call(have, &have->sleep_calls);
         break;
     case API_START_UPDATE:
@@ -169,8 +169,8 @@ static void answer_own(struct engine_have *have, enum own_fact now,
 static void answer_sleep(struct engine_have *have, enum api_op op, const struct api_args *args,
                          const struct have_before *before, enum have_answer answer)
 {
-    set_sleep(have, args, sleep_answered(op, before->weights, answer),
-              sleep_answered(op, before->kv, answer));
+    have_set_sleep(have, args, sleep_answered(op, before->weights, answer),
+                   sleep_answered(op, before->kv, answer));
     if (op == API_SLEEP && answer == HAVE_GOOD)
         have->sleep.slept = true;
     if (op == API_WAKE && answer == HAVE_GOOD && !have_may_sleep(have)) {

@@ -34,7 +34,7 @@ static bool is_probed(const struct prober *p, struct upstream *upstream)
 }
 
 /* An engine that rejects a request is alive. */
-static bool is_alive(const struct upstream_reply *a)
+static bool prober_is_alive(const struct upstream_reply *a)
 {
     return a->good || (a->status >= 400 && a->status < 500 && a->status != 408 && a->status != 429);
 }
@@ -64,7 +64,7 @@ static void on_token(struct probe *p, const struct upstream_reply *a)
     fleet_info(prober->cfg.fleet, p->upstream, &info);
     if (change_since(p, &info))
         return;
-    p->no_token = !p->awakes && !is_alive(a);
+    p->no_token = !p->awakes && !prober_is_alive(a);
     if (api_is_auth_error(a->status))
         auth_failed(p, FLEET_AUTH_REQUEST, a);
     else if (p->awakes && a->good)
@@ -153,7 +153,7 @@ static bool was_out_of_memory(const struct upstream_reply *replies, size_t n)
     return false;
 }
 
-static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
+static void prober_on_replies(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct probe *p = arg;
     /* Its configuration may have changed; and memory may be short, which is this server's fault. */
@@ -223,7 +223,8 @@ static void send_probe(struct probe *p)
             api_request_fini(&calls[i].request);
         return;
     }
-    if (upstream_fanout_start(&p->fanout, cfg->client, calls, n, on_replies, p, &ignored) == 0)
+    if (upstream_fanout_start(&p->fanout, cfg->client, calls, n, prober_on_replies, p, &ignored) ==
+        0)
         upstream_fanout_keep(&p->fanout, &p->prober->under_way, p->upstream);
 }
 

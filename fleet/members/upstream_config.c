@@ -62,8 +62,8 @@ static int prefix_url(struct err *e, const char *field, const char *url)
 }
 
 /* A key has to be one line of visible characters: it becomes the value of a header. */
-static int check_key(const char *text, size_t *len, const char *path, const char *field,
-                     struct err *e)
+static int upstream_config_check_key(const char *text, size_t *len, const char *path,
+                                     const char *field, struct err *e)
 {
     size_t n = strcspn(text, "\r\n");
 
@@ -84,7 +84,8 @@ static int check_key(const char *text, size_t *len, const char *path, const char
     return 0;
 }
 
-static int read_key(struct upstream_config *s, const char *path, const char *field, struct err *e)
+static int upstream_read_key(struct upstream_config *s, const char *path, const char *field,
+                             struct err *e)
 {
     char *text = NULL;
     size_t n_text = 0, len = 0;
@@ -94,7 +95,7 @@ static int read_key(struct upstream_config *s, const char *path, const char *fie
         return err_set(e, ERR_BAD_REQUEST, field, "key-file is given twice");
     if (secret_file_read(&text, &n_text, path, field, e) != 0)
         return -1;
-    if (check_key(text, &len, path, field, e) != 0)
+    if (upstream_config_check_key(text, &len, path, field, e) != 0)
         goto wipe;
     s->key_file = strdup(path);
     s->authorization = malloc(sizeof scheme + len);
@@ -173,7 +174,7 @@ static int reject_second_url(const char *text, const char *field, struct err *e)
 static const char key_option[] = "key-file=", ca_option[] = "ca-file=";
 
 /* The value of OPTION= in a field; NULL: the field is another one. */
-static const char *value_of(const char *text, const char *option)
+static const char *upstream_config_value_of(const char *text, const char *option)
 {
     size_t len = strlen(option);
 
@@ -184,10 +185,10 @@ static const char *value_of(const char *text, const char *option)
 static int read_field(struct upstream_config *s, const char *text, bool *has_kind,
                       const char *field, struct err *e)
 {
-    if (value_of(text, key_option) != NULL)
-        return read_key(s, value_of(text, key_option), field, e);
-    if (value_of(text, ca_option) != NULL)
-        return set_ca_file(s, value_of(text, ca_option), field, e);
+    if (upstream_config_value_of(text, key_option) != NULL)
+        return upstream_read_key(s, upstream_config_value_of(text, key_option), field, e);
+    if (upstream_config_value_of(text, ca_option) != NULL)
+        return set_ca_file(s, upstream_config_value_of(text, ca_option), field, e);
     if (is_url(text))
         return reject_second_url(text, field, e);
     if (strchr(text, '=') != NULL)
@@ -357,7 +358,7 @@ static int add_lines(struct upstream_config_list *l, char *text, const char *fie
     return 0;
 }
 
-static int add_file(struct upstream_config_list *l, const char *path, struct err *e)
+static int upstream_config_add_file(struct upstream_config_list *l, const char *path, struct err *e)
 {
     static const char field[] = "--upstream-file";
     struct stat st;
@@ -385,7 +386,7 @@ int upstream_config_list_read(struct upstream_config_list *out, const char *cons
     for (size_t i = 0; i < n; i++)
         if (upstream_config_list_add(&l, entries[i], "--upstream", e) != 0)
             goto free_list;
-    if (file != NULL && add_file(&l, file, e) != 0)
+    if (file != NULL && upstream_config_add_file(&l, file, e) != 0)
         goto free_list;
     if (l.n == 0 && file == NULL) {
         (void)err_set(e, ERR_BAD_REQUEST, "--upstream", "no upstream is given");
@@ -405,8 +406,8 @@ int upstream_config_check_files(const char *entry, bool (*may_read)(void *arg, c
     char path[UPSTREAM_CONFIG_LEN_MAX + 1];
 
     for (const char *at = strchr(entry, ','); at != NULL; at = strchr(at, ',')) {
-        const char *key = value_of(++at, key_option);
-        const char *file = key != NULL ? key : value_of(at, ca_option);
+        const char *key = upstream_config_value_of(++at, key_option);
+        const char *file = key != NULL ? key : upstream_config_value_of(at, ca_option);
         size_t len = file != NULL ? strcspn(file, ",") : 0;
 
         if (file == NULL)

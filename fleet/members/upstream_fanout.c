@@ -59,7 +59,7 @@ void upstream_fanout_keep(struct upstream_fanout **at, struct upstream_fanout **
     *first = f;
 }
 
-static void release(struct upstream_fanout *f)
+static void upstream_fanout_release(struct upstream_fanout *f)
 {
     *f->at = NULL;
     *f->prev_next = f->next;
@@ -71,7 +71,7 @@ static void release(struct upstream_fanout *f)
 void upstream_fanout_cancel(struct upstream_fanout *f)
 {
     if (f->upstream != NULL)
-        release(f);
+        upstream_fanout_release(f);
     for (size_t i = 0; i < f->n; i++) {
         if (f->parts[i].http_call != NULL)
             http_cancel(f->parts[i].http_call);
@@ -82,7 +82,7 @@ void upstream_fanout_cancel(struct upstream_fanout *f)
     free(f);
 }
 
-static void on_head(void *arg, const struct http_head *head)
+static void fanout_on_head(void *arg, const struct http_head *head)
 {
     struct upstream_reply *a = ((struct part *)arg)->reply;
 
@@ -96,7 +96,7 @@ static size_t text_max(const struct part *p)
 }
 
 /* If there is no memory, or the reply is too long, its text ends here and the rest is dropped. */
-static bool on_data(void *arg, const void *data, size_t len)
+static bool fanout_on_data(void *arg, const void *data, size_t len)
 {
     struct part *p = arg;
     struct upstream_reply *a = p->reply;
@@ -117,7 +117,7 @@ static bool on_data(void *arg, const void *data, size_t len)
     return true;
 }
 
-static void part_set_result(struct part *p, const struct http_end *end)
+static void fanout_part_set_result(struct part *p, const struct http_end *end)
 {
     struct upstream_reply *a = p->reply;
     char text[256] = "";
@@ -193,12 +193,12 @@ static bool part_retry_older(struct part *p)
     return false;
 }
 
-static void on_done(void *arg, const struct http_end *end)
+static void fanout_on_done(void *arg, const struct http_end *end)
 {
     struct part *p = arg;
 
     p->http_call = NULL;
-    part_set_result(p, end);
+    fanout_part_set_result(p, end);
     if (part_retry_older(p))
         return;
     part_tell(p);
@@ -226,7 +226,8 @@ static int part_start(struct part *p, struct err *e)
 {
     struct http_header headers[HEADERS_MAX];
     const struct api_request *r = &p->call.request;
-    struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = p};
+    struct http_events events = {
+        .head = fanout_on_head, .data = fanout_on_data, .done = fanout_on_done, .arg = p};
     struct http_call_request req = {.target = p->call.target,
                                     .method = r->method,
                                     .path = r->path,

@@ -33,7 +33,7 @@ static void end_batch(struct call_batch *b, const struct err *why)
     mtx_unlock(&u->lock);
 }
 
-static void on_reply(void *arg, size_t at, struct upstream_reply *reply)
+static void upstreams_call_on_reply(void *arg, size_t at, struct upstream_reply *reply)
 {
     struct call_batch *b = arg;
 
@@ -46,13 +46,13 @@ static void on_reply(void *arg, size_t at, struct upstream_reply *reply)
 }
 
 /* Those of which nothing was asked are good. */
-static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
+static void upstreams_call_on_replies(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct call_batch *b = arg;
 
     for (size_t i = 0; i < n; i++)
         if (!replies[i].requested)
-            on_reply(b, i, &replies[i]);
+            upstreams_call_on_reply(b, i, &replies[i]);
     end_batch(b, NULL);
 }
 
@@ -101,7 +101,7 @@ static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
     struct upstreams *u = b->upstreams;
 
     b->fanout = fanout;
-    upstream_fanout_on_reply(fanout, on_reply);
+    upstream_fanout_on_reply(fanout, upstreams_call_on_reply);
     for (size_t i = 0; i < b->n; i++)
         if (b->calls[i].until_down || b->calls[i].given_up != NULL || b->calls[i].late_us > 0)
             watch(u);
@@ -114,8 +114,8 @@ static void start_batch(void *arg)
     struct err e = {0};
 
     /* If there was nothing to send, `b` has ended and is gone when this returns. */
-    if (upstream_fanout_start(&fanout, b->upstreams->client, b->calls, b->n, on_replies, b, &e) !=
-        0)
+    if (upstream_fanout_start(&fanout, b->upstreams->client, b->calls, b->n,
+                              upstreams_call_on_replies, b, &e) != 0)
         end_batch(b, &e);
     else if (fanout != NULL)
         watch_batch(b, fanout);

@@ -27,7 +27,7 @@ struct change {
 };
 
 /* Does an entry name the engine, or its place? */
-static bool is_named(const struct change *r, const struct upstream *upstream)
+static bool upstreams_change_is_named(const struct change *r, const struct upstream *upstream)
 {
     for (size_t i = 0; i < r->n; i++)
         if (r->changes[i].upstream == upstream || r->changes[i].drop == upstream)
@@ -43,7 +43,7 @@ static struct upstream *find_victim(const struct change *r)
     for (size_t i = 0; i < r->before->n; i++) {
         struct upstream *it = r->before->items[i];
 
-        if (upstream_is_removed(it) && upstream_is_idle(it) && !is_named(r, it) &&
+        if (upstream_is_removed(it) && upstream_is_idle(it) && !upstreams_change_is_named(r, it) &&
             (victim == NULL || it->join_order < victim->join_order))
             victim = it;
     }
@@ -84,7 +84,7 @@ static int plan_change(struct upstreams *u, struct change *r,
     return 0;
 }
 
-static void log_change(const char *what, const struct upstream_config *s)
+static void upstreams_change_log_change(const char *what, const struct upstream_config *s)
 {
     struct log_rec r;
 
@@ -108,7 +108,7 @@ static void apply_entry(struct upstreams *u, struct entry_change *c,
     if (is_new)
         fleet_add(u->fleet, c->upstream, c->grown, c->drop);
     c->grown = NULL;
-    log_change(is_new ? "upstream.added" : "upstream.changed", config);
+    upstreams_change_log_change(is_new ? "upstream.added" : "upstream.changed", config);
 }
 
 static void remove_unnamed(struct upstreams *u, const struct change *r)
@@ -116,10 +116,11 @@ static void remove_unnamed(struct upstreams *u, const struct change *r)
     for (size_t i = 0; i < r->before->n; i++) {
         struct upstream *it = r->before->items[i];
 
-        if (upstream_is_removed(it) || is_named(r, it) || (r->keeps && it != r->except))
+        if (upstream_is_removed(it) || upstreams_change_is_named(r, it) ||
+            (r->keeps && it != r->except))
             continue;
         fleet_remove(u->fleet, it);
-        log_change("upstream.removed", upstream_config(it));
+        upstreams_change_log_change("upstream.removed", upstream_config(it));
     }
 }
 
@@ -253,7 +254,7 @@ int upstreams_reload(struct upstreams *u, struct err *e)
 
 static const char request_field[] = "/upstream";
 
-static bool is_path(const char *a, const char *b)
+static bool upstreams_change_is_path(const char *a, const char *b)
 {
     return a != NULL && strcmp(a, b) == 0;
 }
@@ -264,14 +265,14 @@ static bool is_configured_file(void *arg, const char *path)
     const struct upstream_list *all = arg;
 
     for (size_t i = 0; i < all->n; i++)
-        if (is_path(upstream_config(all->items[i])->key_file, path) ||
-            is_path(upstream_config(all->items[i])->ca_file, path))
+        if (upstreams_change_is_path(upstream_config(all->items[i])->key_file, path) ||
+            upstreams_change_is_path(upstream_config(all->items[i])->ca_file, path))
             return true;
     return false;
 }
 
-static int check_same(const struct upstream_config *there, const struct upstream_config *asked,
-                      struct err *e)
+static int upstreams_change_check_same(const struct upstream_config *there,
+                                       const struct upstream_config *asked, struct err *e)
 {
     if (upstream_config_same_entry(there, asked))
         return 0;
@@ -292,7 +293,7 @@ static int add_one(struct upstreams *u, const struct upstream_list *all,
 
     (void)snprintf(url, sizeof url, "%s", list->items[0]->url); /* the table takes the entry */
     if (there != NULL && !upstream_is_removed(there)) {
-        if (check_same(upstream_config(there), list->items[0], e) != 0)
+        if (upstreams_change_check_same(upstream_config(there), list->items[0], e) != 0)
             return -1;
     } else {
         list->items[0]->requested = true;

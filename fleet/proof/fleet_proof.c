@@ -71,7 +71,7 @@ void fleet_proof_stop(struct fleet_control *fc)
 
 /* what is to prove */
 
-static void forget_locked(struct fleet_prover *p)
+static void fleet_proof_forget_locked(struct fleet_prover *p)
 {
     proof_sums_unref(p->sums);
     p->sums = NULL;
@@ -105,7 +105,7 @@ uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, 
     p->serial = stats.serial;
     memcpy(p->label, stats.label, sizeof p->label);
     p->with_checksums = checksums || fc->cfg.prove == FLEET_PROVE_CHECKSUMS;
-    forget_locked(p);
+    fleet_proof_forget_locked(p);
     mtx_unlock(&fc->lock);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
     return wanted;
@@ -121,7 +121,7 @@ static void stop_proving(struct fleet_prover *p)
 {
     mtx_lock(&p->fc->lock);
     if (p->wanted > 0)
-        forget_locked(p);
+        fleet_proof_forget_locked(p);
     p->wanted = 0;
     mtx_unlock(&p->fc->lock);
 }
@@ -135,7 +135,8 @@ void fleet_proof_want(struct fleet_control *fc, struct upstream *upstream)
 }
 
 /* One that was restarted or removed: nothing is known of the process that is there now. */
-static bool is_same_process(const struct fleet_prover *p, const struct upstream_info *info)
+static bool fleet_proof_is_same_process(const struct fleet_prover *p,
+                                        const struct upstream_info *info)
 {
     return p->wanted > 0 && !info->removed && p->incarnation == info->incarnation;
 }
@@ -150,7 +151,7 @@ static bool serves(const struct upstream_info *info)
 static bool may_ask_locked(struct fleet_control *fc, const struct fleet_prover *p,
                            const struct upstream_info *info)
 {
-    return is_same_process(p, info) && serves(info) && info->report.held == NULL &&
+    return fleet_proof_is_same_process(p, info) && serves(info) && info->report.held == NULL &&
            !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv &&
            !fleet_engine_is_held_locked(fc, p->upstream) && !info->stale_caches;
 }
@@ -173,7 +174,7 @@ static enum api_answer refused_checksums(const struct upstream_reply *r)
 /* The engine may have got another version since it was asked, or may be one that was restarted. In
  * an update it may have answered with weights that are not the fleet's version yet; it is asked
  * again. */
-static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
+static void fleet_proof_on_reply(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct fleet_prover *p = arg;
     struct fleet_control *fc = p->fc;
@@ -286,7 +287,8 @@ static void ask(struct fleet_prover *p, enum api_query query)
 
     if (api_make_query(&call.request, upstream_kind(p->upstream), query, &ignored) == 0) {
         call.target = upstream_target(p->upstream);
-        if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0) {
+        if (upstreams_send(p->fc->upstreams, &p->fanout, &call, fleet_proof_on_reply, p,
+                           &ignored) == 0) {
             upstream_fanout_keep(&p->fanout, &p->fc->proof.under_way, p->upstream);
             return;
         }
@@ -300,8 +302,9 @@ static void ask(struct fleet_prover *p, enum api_query query)
 /* Nothing is known of another process, nor of one that served other weights in between. */
 static bool must_forget_locked(const struct fleet_prover *p, const struct upstream_info *info)
 {
-    return p->wanted > 0 && (!is_same_process(p, info) || (!info->synced && !info->fenced) ||
-                             upstream_caps_of(p->upstream)->two_phase); /* since a reload */
+    return p->wanted > 0 &&
+           (!fleet_proof_is_same_process(p, info) || (!info->synced && !info->fenced) ||
+            upstream_caps_of(p->upstream)->two_phase); /* since a reload */
 }
 
 /* Does it serve a version that nobody has asked it about? The end of an update asks by itself. */
@@ -325,7 +328,7 @@ static void look_at(struct fleet_prover *p, const struct fleet_stats *stats)
     sent = p->sent;
     compared = p->compared;
     if (must_forget_locked(p, &info)) {
-        forget_locked(p);
+        fleet_proof_forget_locked(p);
         p->wanted = 0;
     }
     fc->proof.judge |= p->compared != (p->wanted > 0 && serves(&info));
@@ -373,7 +376,7 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *ups
     fleet_info(fleet_of(fc), upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
     mtx_lock(&fc->lock);
-    beyond = is_same_process(p, &info) && p->serial == stats.serial &&
+    beyond = fleet_proof_is_same_process(p, &info) && p->serial == stats.serial &&
              p->n_faults >= PROOF_FAULTS_MAX;
     mtx_unlock(&fc->lock);
     return beyond;

@@ -88,8 +88,8 @@ static int begin_some(struct fleet_control *fc, const struct fleet_proof_request
     return 0;
 }
 
-static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, uint64_t *asked,
-                 struct err *e)
+static int proof_ask_begin(struct fleet_control *fc, const struct fleet_proof_request *r,
+                           uint64_t *asked, struct err *e)
 {
     struct upstream *one = NULL;
     int rc;
@@ -129,7 +129,7 @@ int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
     mtx_unlock(&fc->lock);
     if (other_us != 0)
         return refuse_second(other_us, e);
-    rc = begin(fc, r, asked, e);
+    rc = proof_ask_begin(fc, r, asked, e);
     if (rc == 0)
         rc = await(fc, x, r, asked, deadline_us, e);
     mtx_lock(&fc->lock);

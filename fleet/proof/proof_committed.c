@@ -46,7 +46,7 @@ void proof_committed_free(struct proof_committed *c)
 }
 
 /* Memory is taken at the first comparison: most servers make none. */
-static int begin(struct proof_committed *c, const struct version *v, struct err *e)
+static int proof_committed_begin(struct proof_committed *c, const struct version *v, struct err *e)
 {
     size_t n = store_model_spec(c->store)->tensor_list->n_tensors;
 
@@ -91,8 +91,9 @@ static int digest(struct proof_committed *c, const struct version *v, uint32_t i
     return 0;
 }
 
-static int compare_one(struct proof_committed *c, const struct version *v, struct proof_sum *sum,
-                       enum tensor_digest_kind kind, struct proof_compared *out, struct err *e)
+static int proof_committed_compare_one(struct proof_committed *c, const struct version *v,
+                                       struct proof_sum *sum, enum tensor_digest_kind kind,
+                                       struct proof_compared *out, struct err *e)
 {
     uint32_t i = tensor_list_find(store_model_spec(c->store)->tensor_list, sum->name);
 
@@ -115,15 +116,16 @@ static int compare_all(struct proof_committed *c, const struct version *v, struc
     for (int kind = 0; kind < TENSOR_DIGESTS && out->n_equal == 0; kind++) {
         *out = (struct proof_compared){0};
         for (size_t i = 0; i < sums->n; i++)
-            if (compare_one(c, v, &sums->list[i], (enum tensor_digest_kind)kind, out, e) != 0)
+            if (proof_committed_compare_one(c, v, &sums->list[i], (enum tensor_digest_kind)kind,
+                                            out, e) != 0)
                 return -1;
     }
     out->n_different = out->n_checked - out->n_equal;
     return 0;
 }
 
-static void compare_with_before(struct proof_committed *c, struct proof_sums *sums,
-                                const struct proof_sums *before, struct proof_compared *out)
+static void proof_compare_with_before(struct proof_committed *c, struct proof_sums *sums,
+                                      const struct proof_sums *before, struct proof_compared *out)
 {
     const struct tensor_list *list = store_model_spec(c->store)->tensor_list;
 
@@ -151,12 +153,12 @@ int proof_committed_compare(struct proof_committed *c, struct proof_sums *sums,
         return -1;
     if (v->serial != serial)
         (void)err_set(e, ERR_CONFLICT, "", "another version is served here");
-    else if (begin(c, v, e) == 0 && compare_all(c, v, sums, &found, e) == 0)
+    else if (proof_committed_begin(c, v, e) == 0 && compare_all(c, v, sums, &found, e) == 0)
         rc = 0;
     store_unpin(c->store, v);
     if (rc != 0)
         return -1;
-    compare_with_before(c, sums, before, &found);
+    proof_compare_with_before(c, sums, before, &found);
     *out = found;
     return 0;
 }

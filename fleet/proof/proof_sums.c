@@ -21,7 +21,7 @@ static char *end_of(char *text)
     return text + strlen(text) + 1;
 }
 
-static void fill(struct proof_sums *out, enum upstream_kind kind, size_t len)
+static void proof_sums_fill(struct proof_sums *out, enum upstream_kind kind, size_t len)
 {
     for (char *at = out->text; at < out->text + len; at = end_of(end_of(at)))
         out->list[out->n++] = (struct proof_sum){
@@ -48,7 +48,7 @@ struct proof_sums *proof_sums_new(enum upstream_kind kind, struct buf *from)
         proof_sums_unref(s);
         return NULL;
     }
-    fill(s, kind, len);
+    proof_sums_fill(s, kind, len);
     return s;
 }
 

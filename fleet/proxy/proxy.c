@@ -101,7 +101,7 @@ void proxy_fail(struct proxy_request *r, const struct err *e)
 
 /* sending */
 
-static void send_request(struct proxy_request *r);
+static void proxy_send_request(struct proxy_request *r);
 
 /* Called at once, within fleet_permit_acquire, or later, on any thread. */
 static void on_granted(void *arg)
@@ -134,7 +134,7 @@ static int admit(struct proxy_request *r, struct err *e)
     if (rc != 0)
         return -1;
     if (r->has_permit)
-        send_request(r);
+        proxy_send_request(r);
     return 0;
 }
 
@@ -176,13 +176,13 @@ static void handle_granted(void *arg)
     else if (fleet_is_aborted(r->loop->proxy->fleet, &r->ticket, false))
         proxy_abort(r);
     else if (fleet_serves(r->loop->proxy->fleet, r->ticket.upstream) && !fleet_is_lost(&r->ticket))
-        send_request(r);
+        proxy_send_request(r);
     else
         proxy_readmit(r, NULL);
 }
 
-static void add_header(struct http_call_request *req, struct http_header *headers, const char *name,
-                       const char *value)
+static void proxy_add_header(struct http_call_request *req, struct http_header *headers,
+                             const char *name, const char *value)
 {
     if (value[0] != '\0')
         headers[req->n_headers++] = (struct http_header){name, value};
@@ -195,7 +195,7 @@ static struct http_client *choose_client(struct proxy_loop *pl, enum fleet_queue
 
 /* The client's Authorization is not forwarded, nor are headers of its connection. HEAD is sent as
  * GET, because some engines do not accept HEAD. */
-static void send_request(struct proxy_request *r)
+static void proxy_send_request(struct proxy_request *r)
 {
     struct http_request *x = r->x;
     bool text = r->queue == FLEET_TEXT;
@@ -217,15 +217,16 @@ static void send_request(struct proxy_request *r)
     r->epoch = fleet_weights_epoch(r->loop->proxy->fleet);
     memset(&r->scan, 0, sizeof r->scan);
     req.target = &r->at->target;
-    add_header(&req, headers, "Content-Type", x->content_type);
-    add_header(&req, headers, "Accept", x->accept);
-    add_header(&req, headers, "X-Session-ID", x->session_id);
-    add_header(&req, headers, "X-Request-Id", x->actor.request_id);
-    add_header(&req, headers, "traceparent", x->trace.traceparent);
-    add_header(&req, headers, "tracestate", x->trace.tracestate);
+    proxy_add_header(&req, headers, "Content-Type", x->content_type);
+    proxy_add_header(&req, headers, "Accept", x->accept);
+    proxy_add_header(&req, headers, "X-Session-ID", x->session_id);
+    proxy_add_header(&req, headers, "X-Request-Id", x->actor.request_id);
+    proxy_add_header(&req, headers, "traceparent", x->trace.traceparent);
+    proxy_add_header(&req, headers, "tracestate", x->trace.tracestate);
     if (x->wants_versions && upstream_caps(r->at->kind)->reply_has_spans)
-        add_header(&req, headers, "X-Baton-Weight-Versions", "1");
-    add_header(&req, headers, "Accept-Encoding", "identity"); /* whatever the client accepts */
+        proxy_add_header(&req, headers, "X-Baton-Weight-Versions", "1");
+    proxy_add_header(&req, headers, "Accept-Encoding",
+                     "identity"); /* whatever the client accepts */
     r->stage = PROXY_SENT;
     r->n_attempts++;
     if (http_start(&r->call, choose_client(r->loop, r->queue), &req, &events, &e) != 0)

@@ -10,7 +10,7 @@
 /* notices */
 
 /* Any thread, no lock held. */
-static void on_left_rotation(void *arg)
+static void proxy_loop_on_left_rotation(void *arg)
 {
     struct proxy *proxy = arg;
 
@@ -80,7 +80,7 @@ int proxy_new(struct proxy **out, struct upstreams *u, struct err *e)
     cnd_init(&proxy->grant_posted);
     proxy->upstreams = u;
     proxy->fleet = upstreams_fleet(u);
-    upstreams_on_left_rotation(u, on_left_rotation, proxy);
+    upstreams_on_left_rotation(u, proxy_loop_on_left_rotation, proxy);
     *out = proxy;
     return 0;
 }

@@ -60,7 +60,7 @@ static void fail_no_memory(struct proxy_request *r)
 }
 
 /* Put the versions into a whole reply. Returns: -1 without memory. */
-static int add_versions(struct proxy_request *r)
+static int proxy_reply_add_versions(struct proxy_request *r)
 {
     struct buf out = {0};
 
@@ -178,7 +178,7 @@ static void begin_reply(struct proxy_request *r, const struct http_head *head)
         begin_streaming(r);
 }
 
-static void on_head(void *arg, const struct http_head *head)
+static void proxy_on_head(void *arg, const struct http_head *head)
 {
     struct proxy_request *r = arg;
 
@@ -284,7 +284,7 @@ static bool forward_data(struct proxy_request *r, const void *data, size_t len)
     return true;
 }
 
-static bool on_data(void *arg, const void *data, size_t len)
+static bool proxy_on_data(void *arg, const void *data, size_t len)
 {
     struct proxy_request *r = arg;
     struct version_scan before = r->scan;
@@ -307,7 +307,7 @@ static bool on_data(void *arg, const void *data, size_t len)
     return true;
 }
 
-static void on_done(void *arg, const struct http_end *end)
+static void proxy_on_done(void *arg, const struct http_end *end)
 {
     struct proxy_request *r = arg;
 
@@ -329,7 +329,7 @@ static void on_done(void *arg, const struct http_end *end)
                    "does not serve it",
                    r->at->url, upstream_kind_name(r->at->kind), r->x->path);
         return;
-    } else if (add_versions(r) != 0) {
+    } else if (proxy_reply_add_versions(r) != 0) {
         fail_no_memory(r);
         return;
     } else {
@@ -341,5 +341,6 @@ static void on_done(void *arg, const struct http_end *end)
 
 struct http_events proxy_events(struct proxy_request *r)
 {
-    return (struct http_events){.head = on_head, .data = on_data, .done = on_done, .arg = r};
+    return (struct http_events){
+        .head = proxy_on_head, .data = proxy_on_data, .done = proxy_on_done, .arg = r};
 }

@@ -142,7 +142,7 @@ static void string_byte(struct reply_versions *v, char c)
     }
 }
 
-static bool is_word(const struct reply_versions *v, const char *name)
+static bool reply_versions_is_word(const struct reply_versions *v, const char *name)
 {
     return v->word_len == strlen(name) && memcmp(v->word, name, v->word_len) == 0;
 }
@@ -197,9 +197,9 @@ static enum object_end structure_byte(struct reply_versions *v, char c)
         v->word_len = 0;
         break;
     case ':':
-        v->member = is_word(v, "weight_versions") ? MEMBER_VERSIONS
-                    : is_word(v, "finish_reason") ? MEMBER_FINISH
-                                                  : MEMBER_OTHER;
+        v->member = reply_versions_is_word(v, "weight_versions") ? MEMBER_VERSIONS
+                    : reply_versions_is_word(v, "finish_reason") ? MEMBER_FINISH
+                                                                 : MEMBER_OTHER;
         break;
     case '{':
         v->depth++;
@@ -312,7 +312,7 @@ static void put_first_and_last(const struct fleet_versions *served, struct buf *
 }
 
 /* "weight_versions":[…], as of now. */
-static void put_member(struct reply_versions *v, struct buf *out)
+static void reply_versions_put_member(struct reply_versions *v, struct buf *out)
 {
     struct fleet_versions served;
     bool has_own = v->n_lists > 0 && v->n_lists == v->n_finished;
@@ -342,7 +342,7 @@ static void feed_json(struct reply_versions *v, const char *data, size_t len, st
         buf_append(out, data + from, i - from);
         from = i;
         buf_puts(out, at == OBJECT_EMPTY ? "" : ",");
-        put_member(v, out);
+        reply_versions_put_member(v, out);
     }
     buf_append(out, data + from, len - from);
 }
@@ -355,7 +355,7 @@ static void put_event(struct reply_versions *v, struct buf *out)
     if (v->has_member)
         return;
     buf_puts(out, "data: {");
-    put_member(v, out);
+    reply_versions_put_member(v, out);
     buf_puts(out, "}\n\n");
 }
 

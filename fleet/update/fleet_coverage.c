@@ -90,8 +90,8 @@ void fleet_names_fini(struct fleet_names *l)
 }
 
 /* All names of the ranks' lists, each once. */
-static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
-                       struct err *e)
+static int fleet_coverage_add_tensors(struct tensor_list_builder *b,
+                                      const struct tensor_list *tensor_list, struct err *e)
 {
     for (uint32_t i = 0; tensor_list != NULL && i < tensor_list->n_tensors; i++) {
         const struct tensor_spec *t = &tensor_list->tensors[i];
@@ -115,7 +115,7 @@ static bool add_pickles(struct tensor_list_builder *b, const struct api_tensors 
 
         good = text != NULL &&
                torch_tensors_read(&t, text, strlen(text), (uint32_t)i, "", &ignored) == 0 &&
-               add_tensors(b, t.tensor_list, &ignored) == 0;
+               fleet_coverage_add_tensors(b, t.tensor_list, &ignored) == 0;
         n[i] = t.tensor_list != NULL ? t.tensor_list->n_tensors : 0;
         torch_tensors_fini(&t);
     }
@@ -302,7 +302,7 @@ static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
 }
 
 /* Those of `list` too. @all  NULL: none yet */
-static int add_names(struct tensor_list **all, const struct tensor_list *list)
+static int fleet_coverage_add_names(struct tensor_list **all, const struct tensor_list *list)
 {
     struct tensor_list_builder *b;
     struct tensor_list *both;
@@ -310,7 +310,8 @@ static int add_names(struct tensor_list **all, const struct tensor_list *list)
 
     if (tensor_list_builder_new(&b, &ignored) != 0)
         return -1;
-    if (add_tensors(b, *all, &ignored) != 0 || add_tensors(b, list, &ignored) != 0) {
+    if (fleet_coverage_add_tensors(b, *all, &ignored) != 0 ||
+        fleet_coverage_add_tensors(b, list, &ignored) != 0) {
         tensor_list_builder_free(b);
         return -1;
     }
@@ -337,10 +338,10 @@ static void take_cut_off_locked(struct fleet_control *fc, struct fleet_cut_off *
         out->unread = tally_model_spec(&sent, c->tally, &ignored) != 0 || out->unread;
     c->is_cut_off = true;
     mtx_unlock(&c->lock);
-    if (sent != NULL && add_names(&c->refused, sent->tensor_list) != 0)
+    if (sent != NULL && fleet_coverage_add_names(&c->refused, sent->tensor_list) != 0)
         out->unread = true;
     model_spec_free(sent);
-    if (c->before.names != NULL && add_names(&c->refused, c->before.names) != 0)
+    if (c->before.names != NULL && fleet_coverage_add_names(&c->refused, c->before.names) != 0)
         out->unread = true;
     if (c->refused != NULL)
         out->names = tensor_list_ref(c->refused);
@@ -434,7 +435,7 @@ static const char *lacking(struct fleet_coverage *c, const struct tensor_list *l
     return list == NULL || c->is_cut_off ? NULL : tally_lacks(c->tally, list);
 }
 
-static void count(struct fleet_coverage *c, const struct fleet_names *l)
+static void fleet_coverage_count(struct fleet_coverage *c, const struct fleet_names *l)
 {
     struct err ignored = {0};
 
@@ -452,7 +453,7 @@ void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
 
     if (c == NULL)
         return;
-    count(c, l);
+    fleet_coverage_count(c, l);
     mtx_lock(&fc->lock);
     if (l->n_unread == c->n_unread)
         c->refused_unread = false;
@@ -470,7 +471,8 @@ void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
 
     mtx_lock(&fc->lock);
     s->refused = *why;
-    if (c != NULL && (l->tensor_list == NULL || add_names(&c->refused, l->tensor_list) != 0)) {
+    if (c != NULL &&
+        (l->tensor_list == NULL || fleet_coverage_add_names(&c->refused, l->tensor_list) != 0)) {
         c->refused_unread = true;
         c->n_unread++;
     }

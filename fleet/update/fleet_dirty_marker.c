@@ -207,7 +207,7 @@ struct label_check {
     struct fleet_control *fc;
 };
 
-static bool is_alive(struct fleet_control *fc, struct upstream *upstream)
+static bool fleet_dirty_marker_is_alive(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_info info;
 
@@ -221,7 +221,7 @@ static bool is_to_check(const struct fleet_part *p, const void *arg)
     const struct label_check *c = arg;
     bool may_be_other = p->no_process_id && (!part_is_unchanged(p) || p->may_have_marker);
 
-    if (c->only_down && is_alive(c->fc, p->upstream))
+    if (c->only_down && fleet_dirty_marker_is_alive(c->fc, p->upstream))
         return false;
     switch (c->when) {
     case CHECK_TENSORS:

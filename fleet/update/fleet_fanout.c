@@ -84,7 +84,7 @@ struct applying {
     bool applied[FLEET_MAX];
 };
 
-static void apply_result(struct applying *a, size_t at, struct fleet_result *result)
+static void fleet_fanout_apply_result(struct applying *a, size_t at, struct fleet_result *result)
 {
     struct fleet_part *p = &a->s->parts[a->b.part[at]];
 
@@ -102,13 +102,13 @@ static void apply_result(struct applying *a, size_t at, struct fleet_result *res
 }
 
 /* What follows for one engine does not wait for the others. */
-static void on_answered(void *arg, struct fleet_result *result)
+static void fleet_fanout_on_answered(void *arg, struct fleet_result *result)
 {
     struct applying *a = arg;
 
     for (size_t i = 0; i < a->b.n; i++)
         if (a->b.targets[i].upstream == result->upstream)
-            apply_result(a, i, result);
+            fleet_fanout_apply_result(a, i, result);
 }
 
 /* No other result came, because of `e`. */
@@ -119,7 +119,7 @@ static void apply_none(struct applying *a, const struct err *e)
             .upstream = a->b.targets[i].upstream, .outcome = FLEET_UNKNOWN, .why = *e};
 
         if (!a->applied[i])
-            apply_result(a, i, &none);
+            fleet_fanout_apply_result(a, i, &none);
     }
 }
 
@@ -176,7 +176,7 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
     if (fanout_select(fc, s, f, b) == 0 && !has_with)
         return 0;
     for (size_t i = 0; i < b->n; i++) {
-        b->targets[i].answered = on_answered;
+        b->targets[i].answered = fleet_fanout_on_answered;
         b->targets[i].arg = &a;
     }
     assert(owns_parts(fc, s));

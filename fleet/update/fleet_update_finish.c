@@ -78,7 +78,8 @@ static int verify_parts(struct fleet_control *fc, struct fleet_session *s,
 
 /* commit */
 
-static void set_label(struct fleet_control *fc, struct fleet_session *s, const char *label)
+static void fleet_update_finish_set_label(struct fleet_control *fc, struct fleet_session *s,
+                                          const char *label)
 {
     struct fleet_stats stats;
 
@@ -220,7 +221,8 @@ static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struc
 /* Fewer than --min-ready engines finished and run. Those that do serve the new version; batons that
  * have committed it, and not handed it over, and those that failed to resume, serve it later. With
  * them there may be enough. */
-static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struct err *e)
+static int fleet_update_finish_refuse_too_few(const struct fleet_session *s, size_t min_ready,
+                                              struct err *e)
 {
     struct err cause = {0};
 
@@ -249,7 +251,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     size_t n_done, min_ready;
     int rc;
 
-    set_label(fc, s, label);
+    fleet_update_finish_set_label(fc, s, label);
     if (!s->repair)
         fleet_switch_begin(fc, s);
     mtx_lock(&fc->lock);
@@ -267,7 +269,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     mtx_unlock(&fc->lock);
     n_done = fleet_switch_end(fc, s);
     if (rc == 0 && n_done < min_ready)
-        rc = refuse_too_few(s, min_ready, e);
+        rc = fleet_update_finish_refuse_too_few(s, min_ready, e);
     if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)
         return -1;
     fleet_coverage_commit(fc, s);

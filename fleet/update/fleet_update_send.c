@@ -349,9 +349,9 @@ static void note_list_locked(struct fleet_session *s, const struct api_object *n
     s->list_began_us = began_us;
 }
 
-static void count_received(struct fleet_control *fc, struct fleet_session *s,
-                           const struct fleet_tensors *t, uint64_t began_us,
-                           const struct fleet_names *l)
+static void fleet_update_send_count_received(struct fleet_control *fc, struct fleet_session *s,
+                                             const struct fleet_tensors *t, uint64_t began_us,
+                                             const struct fleet_names *l)
 {
     fleet_coverage_add(fc, s, l);
     mtx_lock(&fc->lock);
@@ -392,7 +392,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         verdict = send_to_parts(fc, s, t, e);
     }
     if (verdict == VERDICT_CONTINUE)
-        count_received(fc, s, t, began_us, &list);
+        fleet_update_send_count_received(fc, s, t, began_us, &list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);
     if (e->code != ERR_NONE) /* before a finish that waits can look */

@@ -38,7 +38,7 @@ void fleet_unref(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
-static struct fleet_session *find_locked(struct fleet_control *fc, const char *id)
+static struct fleet_session *sessions_find_locked(struct fleet_control *fc, const char *id)
 {
     if (fc->session != NULL && strcmp(fc->session->id, id) == 0)
         return fc->session;
@@ -52,7 +52,7 @@ int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_ses
                       struct err *e)
 {
     mtx_auto held = mtx_hold(&fc->lock);
-    struct fleet_session *s = find_locked(fc, id);
+    struct fleet_session *s = sessions_find_locked(fc, id);
 
     if (s == NULL)
         return err_set(e, ERR_NOT_FOUND, "/update_id", "there is no update '%.60s'", id);

@@ -221,9 +221,10 @@ static void end_starting(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
-static int request_session_start(struct fleet_control *fc, const struct fleet_update_request *req,
-                                 struct fleet_session **out, struct fleet_results *replies,
-                                 struct err *e)
+static int fleet_request_session_start(struct fleet_control *fc,
+                                       const struct fleet_update_request *req,
+                                       struct fleet_session **out, struct fleet_results *replies,
+                                       struct err *e)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
@@ -281,7 +282,7 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
 
     if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
-    rc = request_session_start(fc, req, out, replies, e);
+    rc = fleet_request_session_start(fc, req, out, replies, e);
     if (rc == 0 && req->handoff == 0)
         log_started(*out);
     fleet_op_unlock(fc);

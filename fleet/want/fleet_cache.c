@@ -106,8 +106,8 @@ static void apply_reset(struct fleet_reset *one, const struct fleet_target *targ
 }
 
 /* @result  NULL: nothing was sent, because of `e` */
-static void apply_result(struct fleet_reset *one, const struct fleet_target *target,
-                         const struct fleet_result *result, const struct err *e)
+static void fleet_cache_apply_result(struct fleet_reset *one, const struct fleet_target *target,
+                                     const struct fleet_result *result, const struct err *e)
 {
     if (target->op == API_RETRACT_REQUESTS) {
         one->not_retracted = result == NULL || is_failure(result);
@@ -123,12 +123,12 @@ static void apply_result(struct fleet_reset *one, const struct fleet_target *tar
 }
 
 /* Ends a step. */
-static void apply_results(struct fleet_resets *r, const struct fleet_results *results,
-                          const struct err *e)
+static void fleet_cache_apply_results(struct fleet_resets *r, const struct fleet_results *results,
+                                      const struct err *e)
 {
     for (size_t k = 0; k < r->n_targets; k++)
-        apply_result(reset_of(r, &r->targets[k]), &r->targets[k],
-                     results->n > 0 ? &results->list[k] : NULL, e);
+        fleet_cache_apply_result(reset_of(r, &r->targets[k]), &r->targets[k],
+                                 results->n > 0 ? &results->list[k] : NULL, e);
     r->n_targets = 0;
 }
 
@@ -155,7 +155,7 @@ static void send_step(struct fleet_resets *r)
 
     if (r->n_targets > 0)
         (void)fleet_requests(r->fc, r->targets, r->n_targets, fleet_step_us(r->fc), &results, &e);
-    apply_results(r, &results, &e);
+    fleet_cache_apply_results(r, &results, &e);
 }
 
 /* Flushes again, whatever the engines answered to the retraction. */
@@ -187,7 +187,7 @@ static void begin_second_step(struct fleet_resets *r)
 void fleet_resets_apply(struct fleet_resets *r, const struct fleet_results *results,
                         const struct err *e)
 {
-    apply_results(r, results, e);
+    fleet_cache_apply_results(r, results, e);
     begin_second_step(r);
 }
 
@@ -257,7 +257,7 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
                            const struct fleet_results *results, const struct err *e)
 {
-    apply_results(r, results, e);
+    fleet_cache_apply_results(r, results, e);
     add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
     send_step(r);
     resets_end(r);

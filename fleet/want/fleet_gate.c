@@ -313,7 +313,8 @@ static bool lacks_route(const struct fleet_result *result)
 }
 
 /* What has no route to be woken by was not put to sleep by one either. */
-static void note_answer(struct fleet_control *fc, enum step step, const struct fleet_result *result)
+static void fleet_gate_note_answer(struct fleet_control *fc, enum step step,
+                                   const struct fleet_result *result)
 {
     struct upstream *upstream = result->upstream;
     struct upstream_info info;
@@ -333,7 +334,7 @@ static void apply(struct fleet_control *fc, enum step step, const struct fleet_r
     struct retry *retry = &engine->retry[steps[step].aspect];
     bool ok = result_ok(result), fences = step == STEP_PAUSE_FENCED, ends, tells;
 
-    note_answer(fc, step, result);
+    fleet_gate_note_answer(fc, step, result);
     mtx_lock(&fc->lock);
     ends = step == STEP_RESUME && engine->gate.for_fence;
     tells = ok ? ends || (fences && !engine->gate.for_fence) : retry->delay_us == 0;

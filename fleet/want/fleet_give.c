@@ -57,8 +57,9 @@ static void unload(struct fleet_control *fc, struct upstream *upstream,
  * without an unload it would serve it once no engine has this one. One that cannot would refuse
  * this one for ever if it has another: it unloads that first, also if none is known, since an error
  * may have come after it had loaded one. */
-static void load(struct fleet_control *fc, struct upstream *upstream,
-                 const struct fleet_adapter_task *task, struct api_object *native, struct err *why)
+static void fleet_give_load(struct fleet_control *fc, struct upstream *upstream,
+                            const struct fleet_adapter_task *task, struct api_object *native,
+                            struct err *why)
 {
     const struct api_args args = {.native = native,
                                   .name = task->name,
@@ -98,7 +99,7 @@ bool fleet_give_adapter(struct fleet_control *fc, struct upstream *upstream)
     else if (native == NULL)
         (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to load an adapter");
     else
-        load(fc, upstream, &task, native, &why);
+        fleet_give_load(fc, upstream, &task, native, &why);
     log_task(upstream, &task, &why);
     api_object_unref(native);
     fleet_adapter_task_fini(&task);

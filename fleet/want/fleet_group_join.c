@@ -12,7 +12,7 @@
 
 /* join */
 
-static int read_ranks(uint64_t *out, const struct fleet_result *result, struct err *e)
+static int group_join_read_ranks(uint64_t *out, const struct fleet_result *result, struct err *e)
 {
     const char *name = upstream_name(result->upstream);
     struct err why = {0};
@@ -39,7 +39,7 @@ static int ask_ranks(struct fleet_control *fc, const struct fleet_target *target
     for (size_t i = 0; i < n; i++) {
         struct fleet_result *r = &reply->list[i];
 
-        if (r->outcome == FLEET_OK && read_ranks(&n_ranks[i], r, &r->why) != 0)
+        if (r->outcome == FLEET_OK && group_join_read_ranks(&n_ranks[i], r, &r->why) != 0)
             r->outcome = FLEET_REFUSED;
     }
     if (!fleet_results_ok(reply, e))
@@ -105,9 +105,10 @@ static void forget_replaced(struct fleet_control *fc, const struct fleet_join_re
 }
 
 /* Before the engines join: one that is restarted meanwhile may have missed it. */
-static void make_group(struct fleet_group *g, struct fleet_control *fc,
-                       const struct fleet_join_request *req, const struct fleet_target *targets,
-                       size_t n, const uint64_t *n_ranks)
+static void fleet_group_join_make_group(struct fleet_group *g, struct fleet_control *fc,
+                                        const struct fleet_join_request *req,
+                                        const struct fleet_target *targets, size_t n,
+                                        const uint64_t *n_ranks)
 {
     struct upstream_info info;
 
@@ -148,7 +149,7 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
         (req->handles == NULL && (ask_ranks(fc, targets, n, n_ranks, reply, e) != 0 ||
                                   place_ranks(req, targets, n, n_ranks, e) != 0)))
         return -1;
-    make_group(&g, fc, req, targets, n, n_ranks);
+    fleet_group_join_make_group(&g, fc, req, targets, n, n_ranks);
     if (fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US, reply,
                       e) != 0)
         return -1;

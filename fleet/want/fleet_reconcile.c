@@ -72,7 +72,7 @@ static void end_task(struct fleet_task *task)
     upstream_unref(task->upstream);
 }
 
-static void run(void *arg)
+static void reconcile_run(void *arg)
 {
     struct fleet_task *task = arg;
     enum aspect a;
@@ -100,7 +100,7 @@ void fleet_task_start(struct fleet_task *task)
     mtx_unlock(&fc->lock);
     if (!starts)
         return;
-    task->job = (struct job){.run = run, .arg = task};
+    task->job = (struct job){.run = reconcile_run, .arg = task};
     if (workers_post(fc->cfg.executor, &task->job, WORKERS_URGENT, &ignored) != 0)
         end_task(task);
 }

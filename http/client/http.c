@@ -82,7 +82,7 @@ static void watch_drop(struct http_client *c, struct watch *w)
     c->spare = w;
 }
 
-static uint32_t wanted(int what)
+static uint32_t http_wanted(int what)
 {
     uint32_t events = 0;
 
@@ -126,7 +126,7 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *so
 {
     struct http_client *c = arg;
     struct watch *w = socket_arg;
-    uint32_t events = wanted(what);
+    uint32_t events = http_wanted(what);
     struct err ignored = {0};
 
     if (what == CURL_POLL_REMOVE) {
@@ -178,7 +178,7 @@ static void header_keep(char out[HTTP_VALUE_MAX], const char *value, size_t len)
             *out = ' ';
 }
 
-static void read_header(struct http_head *head, const char *line, size_t len)
+static void http_read_header(struct http_head *head, const char *line, size_t len)
 {
     const char *value;
     size_t n;
@@ -260,7 +260,7 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
         call->head = (struct http_head){.content_length = -1};
         call->chunked = false;
     } else {
-        read_header(&call->head, line, len);
+        http_read_header(&call->head, line, len);
         read_length(call, line, len);
         read_coding(call, line, len);
     }
@@ -285,7 +285,7 @@ static void tell_head(struct http_call *call)
         call->events.head(call->events.arg, &call->head);
 }
 
-static size_t on_data(char *data, size_t size, size_t n, void *arg)
+static size_t http_call_on_data(char *data, size_t size, size_t n, void *arg)
 {
     struct http_call *call = arg;
     size_t len = size * n;
@@ -355,7 +355,7 @@ static void call_over(struct http_call *call, const struct http_end *end)
         events.done(events.arg, end);
 }
 
-static void call_ended(struct http_call *call, CURLcode code)
+static void http_call_ended(struct http_call *call, CURLcode code)
 {
     struct http_end end = {0};
 
@@ -411,11 +411,11 @@ static void look_for_ends(struct http_client *c)
         if (msg->msg != CURLMSG_DONE)
             continue;
         (void)curl_easy_getinfo(msg->easy_handle, CURLINFO_PRIVATE, &call);
-        call_ended(call, code);
+        http_call_ended(call, code);
     }
 }
 
-static int add_header(struct http_call *call, const char *line)
+static int http_add_header(struct http_call *call, const char *line)
 {
     struct curl_slist *longer = curl_slist_append(call->headers, line);
 
@@ -434,7 +434,7 @@ static int add_field(struct http_call *call, const char *name, const char *value
     if (line == NULL)
         return -1;
     if (snprintf(line, cap, "%s: %s", name, value) == (int)cap - 1)
-        rc = add_header(call, line);
+        rc = http_add_header(call, line);
     explicit_bzero(line, cap);
     free(line);
     return rc;
@@ -447,9 +447,9 @@ static int set_headers(struct http_call *call, const struct http_call_request *r
 
     for (size_t i = 0; i < req->n_headers; i++)
         typed = typed || strcasecmp(req->headers[i].name, "Content-Type") == 0;
-    if (add_header(call, "Expect:") != 0 || add_header(call, "Accept:") != 0 ||
-        (!typed && add_header(call, "Content-Type:") != 0) ||
-        (req->fresh && add_header(call, "Connection: close") != 0) ||
+    if (http_add_header(call, "Expect:") != 0 || http_add_header(call, "Accept:") != 0 ||
+        (!typed && http_add_header(call, "Content-Type:") != 0) ||
+        (req->fresh && http_add_header(call, "Connection: close") != 0) ||
         (req->target->authorization != NULL &&
          add_field(call, "Authorization", req->target->authorization) != 0))
         return -1;
@@ -525,7 +525,7 @@ static int set_how(struct http_call *call, const struct http_call_request *req)
     SET(call, CURLOPT_ERRORBUFFER, call->error);
     SET(call, CURLOPT_HEADERFUNCTION, on_header);
     SET(call, CURLOPT_HEADERDATA, (void *)call);
-    SET(call, CURLOPT_WRITEFUNCTION, on_data);
+    SET(call, CURLOPT_WRITEFUNCTION, http_call_on_data);
     SET(call, CURLOPT_WRITEDATA, (void *)call);
     SET(call, CURLOPT_CONNECTTIMEOUT_MS, ms_of(req->connect_timeout_us));
     SET(call, CURLOPT_TIMEOUT_MS, ms_of(req->timeout_us));
@@ -641,7 +641,7 @@ void http_resume(struct http_call *call)
     call->refused = false;
     code = curl_easy_pause(call->easy, CURLPAUSE_CONT);
     if (code != CURLE_OK)
-        call_ended(call, code);
+        http_call_ended(call, code);
     else if (call->cancelled)
         call_free(call);
     calls_settle(c);

@@ -9,7 +9,7 @@ enum { PORT_MAX = 65535, PORT_DIGITS_MAX = 5 };
 static const char *const schemes[] = {"http://", "https://", "unix:/"};
 
 /* Behind the scheme; NULL: it has none of ours. */
-static const char *authority_of(const char *url)
+static const char *http_target_authority_of(const char *url)
 {
     for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {
         size_t len = strlen(schemes[i]);
@@ -44,8 +44,8 @@ static int check_port(const char *url, const char *port, const char *field, stru
                    url, port, PORT_MAX);
 }
 
-static int check_host(const char *url, const char *authority, size_t len, const char *field,
-                      struct err *e)
+static int http_target_check_host(const char *url, const char *authority, size_t len,
+                                  const char *field, struct err *e)
 {
     /* Those of names; in brackets also those of addresses with a zone. */
     static const char all[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_:%";
@@ -63,7 +63,7 @@ static int check_host(const char *url, const char *authority, size_t len, const 
 
 int http_target_check(const char *url, const char *field, struct err *e)
 {
-    const char *authority = authority_of(url), *end;
+    const char *authority = http_target_authority_of(url), *end;
 
     if (authority == NULL)
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -76,7 +76,7 @@ int http_target_check(const char *url, const char *field, struct err *e)
                        "taken",
                        url);
     end = end_of_host(authority);
-    if (check_host(url, authority, (size_t)(end - authority), field, e) != 0)
+    if (http_target_check_host(url, authority, (size_t)(end - authority), field, e) != 0)
         return -1;
     if (*end == '\0')
         return 0;
@@ -88,7 +88,7 @@ int http_target_check(const char *url, const char *field, struct err *e)
 
 unsigned http_target_port_meant(const char *url)
 {
-    const char *authority = authority_of(url);
+    const char *authority = http_target_authority_of(url);
 
     if (authority == NULL || url[0] == 'u' || *end_of_host(authority) == ':')
         return 0;

@@ -113,7 +113,7 @@ static void hung_up(void *arg, uint32_t events)
         conn_begin(c);
 }
 
-static void set_options(int fd)
+static void conn_set_options(int fd)
 {
     static const int on = 1, user_timeout_ms = HTTP_SERVER_TCP_USER_TIMEOUT_MS;
 
@@ -155,7 +155,7 @@ static struct conn *conn_new(struct daemon *p, struct MHD_Connection *mc)
         log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
         goto err_shut;
     }
-    set_options(fd);
+    conn_set_options(fd);
     c->identity = http_server_tls_begin(s->http_server, mc);
     conn_deadline(c, cfg->header_timeout_us);
     if (conn_has_unread(c))

@@ -186,8 +186,8 @@ int filter_too_large(struct err *e)
 
 /* The head as a whole. libmicrohttpd would close the connection if it left no room for the head of
  * our answer. */
-static int check_head(const struct request *r, const struct request_line *line,
-                      const struct header_scan *h, struct err *e)
+static int http_server_filter_check_head(const struct request *r, const struct request_line *line,
+                                         const struct header_scan *h, struct err *e)
 {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(
         r->mc, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
@@ -241,7 +241,7 @@ static int check_framing(struct request *r, const struct header_scan *h, struct 
     return 0;
 }
 
-static int hex_digit(char c)
+static int http_server_filter_hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
@@ -265,8 +265,8 @@ static int percent_decode(char **at, const char *text, size_t len, bool plus_is_
             *out++ = plus_is_space && text[i] == '+' ? ' ' : text[i];
             continue;
         }
-        high = len - i > 2 ? hex_digit(text[i + 1]) : -1;
-        low = len - i > 2 ? hex_digit(text[i + 2]) : -1;
+        high = len - i > 2 ? http_server_filter_hex_digit(text[i + 1]) : -1;
+        low = len - i > 2 ? http_server_filter_hex_digit(text[i + 2]) : -1;
         if (high < 0 || low < 0)
             return err_set(e, ERR_BAD_REQUEST, "", "the request target has a broken %%-escape");
         if (high == 0 && low == 0)
@@ -325,7 +325,7 @@ static int check_target(const char *target, size_t *n_query, struct err *e)
 }
 
 /* "http://host/path" is "/path". */
-static const char *path_of(const char *target)
+static const char *filter_path_of(const char *target)
 {
     const char *authority;
 
@@ -338,7 +338,7 @@ static const char *path_of(const char *target)
     return authority + strcspn(authority, "/?");
 }
 
-static char *put_text(char **at, const char *text)
+static char *http_server_filter_put_text(char **at, const char *text)
 {
     char *out = *at;
     size_t len = text != NULL ? strlen(text) : 0;
@@ -359,7 +359,7 @@ static size_t text_nbytes(const char *text)
 static int fill_http_request(struct request *r, const struct header_scan *h, struct err *e)
 {
     struct http_request *x = r->x;
-    const char *path = path_of(r->target);
+    const char *path = filter_path_of(r->target);
     size_t n_query, nbytes, table;
     char *block, *at;
 
@@ -376,14 +376,14 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->priv->strings = block;
     x->query = (struct http_request_param *)(void *)block;
     at = block + table;
-    x->content_type = put_text(&at, h->content_type);
-    x->accept = put_text(&at, h->accept);
-    x->authorization = put_text(&at, h->authorization);
-    x->session_id = put_text(&at, h->session_id);
-    x->last_event_id = put_text(&at, h->last_event_id);
-    x->host = put_text(&at, h->origin->host);
+    x->content_type = http_server_filter_put_text(&at, h->content_type);
+    x->accept = http_server_filter_put_text(&at, h->accept);
+    x->authorization = http_server_filter_put_text(&at, h->authorization);
+    x->session_id = http_server_filter_put_text(&at, h->session_id);
+    x->last_event_id = http_server_filter_put_text(&at, h->last_event_id);
+    x->host = http_server_filter_put_text(&at, h->origin->host);
     x->wants_versions = h->weight_versions != NULL && strcmp(h->weight_versions, "1") == 0;
-    x->target = put_text(&at, path);
+    x->target = http_server_filter_put_text(&at, path);
     x->path = at;
     if (percent_decode(&at, path, strcspn(path, "?"), false, e) != 0) {
         x->path[0] = '\0';
@@ -425,7 +425,7 @@ void filter_request_id(struct request *r)
     take_request_id(r->x, MHD_lookup_connection_value(r->mc, MHD_HEADER_KIND, "X-Request-Id"));
 }
 
-static enum http_request_method method_of(const char *name)
+static enum http_request_method filter_method_of(const char *name)
 {
     static const enum http_request_method known[] = {METHOD_GET, METHOD_HEAD, METHOD_POST,
                                                      METHOD_PUT, METHOD_DELETE};
@@ -475,15 +475,15 @@ int filter_request(struct request *r, const struct request_line *line, struct er
     int rc;
 
     r->http11 = strcmp(line->version, "HTTP/1.0") != 0;
-    r->x->method = method_of(line->method);
+    r->x->method = filter_method_of(line->method);
     r->origin.options = strcmp(line->method, "OPTIONS") == 0;
     (void)MHD_get_connection_values_n(
         r->mc, (enum MHD_ValueKind)(MHD_HEADER_KIND | MHD_COOKIE_KIND), scan_header, &h);
     take_request_id(r->x, h.request_id);
     take_trace(r->x, &h);
     r->must_close = true;
-    rc = h.failed || check_head(r, line, &h, e) != 0 || check_framing(r, &h, e) != 0 ||
-                 fill_http_request(r, &h, e) != 0
+    rc = h.failed || http_server_filter_check_head(r, line, &h, e) != 0 ||
+                 check_framing(r, &h, e) != 0 || fill_http_request(r, &h, e) != 0
              ? -1
              : 0;
     filter_wipe_key(r->mc);

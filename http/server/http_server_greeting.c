@@ -75,7 +75,7 @@ static void tell_plain(struct greeting *g)
     (void)close(fd);
 }
 
-static void hand_over(struct greeting *g)
+static void http_server_greeting_hand_over(struct greeting *g)
 {
     struct shard *s = g->shard;
     struct sockaddr_storage peer = g->peer;
@@ -99,7 +99,7 @@ void greeting_look(struct greeting *g)
     else if (first >= 'A' && first <= 'Z')
         tell_plain(g);
     else
-        hand_over(g);
+        http_server_greeting_hand_over(g);
 }
 
 static void greeting_ready(void *arg, uint32_t events)

@@ -178,7 +178,8 @@ static struct MHD_Response *stream_response(struct request *r)
 }
 
 /* Gives `resp` to libmicrohttpd; keeps no reference. */
-static enum MHD_Result queue(struct request *r, struct MHD_Response *resp, bool shared)
+static enum MHD_Result http_server_reply_queue(struct request *r, struct MHD_Response *resp,
+                                               bool shared)
 {
     const struct http_server *f = r->conn->shard->http_server;
     enum MHD_Result rc = f->queue_response(r->mc, (unsigned)r->status, resp);
@@ -213,12 +214,12 @@ enum MHD_Result request_queue(struct request *r)
     }
     conn_deadline(r->conn, f->cfg.body_timeout_us); /* a stream sets its own deadlines */
     if (resp != NULL)
-        return queue(r, resp, false);
+        return http_server_reply_queue(r, resp, false);
     r->must_close = true;
     r->status = 503;
     r->log_code = err_wire_name(ERR_NO_MEMORY);
     r->nbytes_out = sizeof no_memory_body - 1;
-    return queue(r, f->no_memory, true);
+    return http_server_reply_queue(r, f->no_memory, true);
 }
 
 static void raw_head(struct buf *b, const struct request *r, const struct http_reply *reply)

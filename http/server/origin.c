@@ -9,7 +9,7 @@ static const char name_bytes[] =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._";
 
 /* "*", "*.suffix", or a name without port. */
-static int check_host(const char *entry, struct err *e)
+static int origin_check_host(const char *entry, struct err *e)
 {
     const char *name = strncmp(entry, "*.", 2) == 0 ? entry + 2 : entry;
     size_t len = strspn(name, name_bytes);
@@ -25,7 +25,7 @@ static int check_host(const char *entry, struct err *e)
                    entry);
 }
 
-static bool ends_in(const char *text, const char *suffix)
+static bool origin_ends_in(const char *text, const char *suffix)
 {
     size_t len = strlen(text), n = strlen(suffix);
 
@@ -42,8 +42,8 @@ static int check_origin(const char *entry, struct err *e)
     if (strcmp(entry, "*") == 0)
         return 0;
     if (host != NULL && host > entry && strlen(entry) <= ORIGIN_LEN_MAX && host[3] != '\0' &&
-        strpbrk(host + 3, "/?#@*, ") == NULL && !(http && ends_in(entry, ":80")) &&
-        !(https && ends_in(entry, ":443")))
+        strpbrk(host + 3, "/?#@*, ") == NULL && !(http && origin_ends_in(entry, ":80")) &&
+        !(https && origin_ends_in(entry, ":443")))
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "--allow-origin",
                    "'%.100s' is not an origin; expected SCHEME://HOST or SCHEME://HOST:PORT as a "
@@ -55,7 +55,7 @@ static int check_origin(const char *entry, struct err *e)
 int origin_rules_check(const struct origin_rules *rules, struct err *e)
 {
     for (size_t i = 0; i < rules->n_hosts; i++)
-        if (check_host(rules->hosts[i], e) != 0)
+        if (origin_check_host(rules->hosts[i], e) != 0)
             return -1;
     for (size_t i = 0; i < rules->n_origins; i++)
         if (check_origin(rules->origins[i], e) != 0)
@@ -145,7 +145,8 @@ static bool host_fits(const char *pattern, const char *name)
     return n == 1 || (len > n - 1 && strcasecmp(name + len - (n - 1), pattern + 1) == 0);
 }
 
-static int check_name(const struct origin_rules *rules, const char *text, size_t len, struct err *e)
+static int check_origin_name(const struct origin_rules *rules, const char *text, size_t len,
+                             struct err *e)
 {
     char buffer[ORIGIN_HOST_LEN_MAX + 1];
     const char *name = host_name(buffer, text, len);
@@ -169,7 +170,7 @@ static int check_name(const struct origin_rules *rules, const char *text, size_t
 }
 
 /* The host of "http://host/path"; NULL: the target is a path. */
-static const char *authority_of(const char *target, size_t *len)
+static const char *origin_authority_of(const char *target, size_t *len)
 {
     const char *colon = strstr(target, "://");
 
@@ -184,11 +185,11 @@ static int check_hosts(const struct origin_rules *rules, const struct origin_req
                        struct err *e)
 {
     size_t len = 0;
-    const char *authority = authority_of(q->target, &len);
+    const char *authority = origin_authority_of(q->target, &len);
 
-    if (authority != NULL && check_name(rules, authority, len, e) != 0)
+    if (authority != NULL && check_origin_name(rules, authority, len, e) != 0)
         return -1;
-    return q->host != NULL ? check_name(rules, q->host, strlen(q->host), e) : 0;
+    return q->host != NULL ? check_origin_name(rules, q->host, strlen(q->host), e) : 0;
 }
 
 /* ---- Origin ---- */

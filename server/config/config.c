@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int set_defaults(struct config_loader *l, struct err *e)
+static int config_set_defaults(struct config_loader *l, struct err *e)
 {
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
         const struct config_option *o = &config_options[i];
@@ -248,7 +248,7 @@ static bool env_known(const char *name)
     return false;
 }
 
-static bool ends_with(const char *text, const char *end)
+static bool config_ends_with(const char *text, const char *end)
 {
     size_t len = strlen(text), n = strlen(end);
 
@@ -259,9 +259,9 @@ static bool ends_with(const char *text, const char *end)
  * BATON_PORT is one of them only if its value is a URL: a number was meant as an option. */
 static bool env_of_a_service(const char *name, const char *value)
 {
-    return ends_with(name, "_SERVICE_HOST") || strstr(name, "_SERVICE_PORT") != NULL ||
+    return config_ends_with(name, "_SERVICE_HOST") || strstr(name, "_SERVICE_PORT") != NULL ||
            strstr(name, "_PORT_") != NULL ||
-           (ends_with(name, "_PORT") && strstr(value, "://") != NULL);
+           (config_ends_with(name, "_PORT") && strstr(value, "://") != NULL);
 }
 
 /* Only warns: in a cluster such variables are also set for other programs. */
@@ -287,7 +287,7 @@ int config_load(struct config *out, int argc, char *const *argv, char *const *en
 
     if (l.config.origins == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the configuration");
-    if (find_file(&l, argc, argv, env, e) != 0 || set_defaults(&l, e) != 0 ||
+    if (find_file(&l, argc, argv, env, e) != 0 || config_set_defaults(&l, e) != 0 ||
         (l.file != NULL && config_file_load(&l, e) != 0) || set_env(&l, env, e) != 0 ||
         set_flags(&l, argc, argv, e) != 0 || config_fit(&l, e) != 0) {
         config_fini(&l.config);

@@ -105,7 +105,7 @@ static int set_list(struct config_loader *l, const struct config_option *o, cons
     return 0;
 }
 
-static const struct config_option *find_member(const char *member)
+static const struct config_option *config_find_member(const char *member)
 {
     char name[CONFIG_NAME_MAX];
 
@@ -120,7 +120,7 @@ static const struct config_option *find_member(const char *member)
 static int set_member(struct config_loader *l, uint32_t line, const char *member,
                       const json_t *value, struct err *e)
 {
-    const struct config_option *o = find_member(member);
+    const struct config_option *o = config_find_member(member);
     char field[ERR_FIELD_MAX], near[CONFIG_NEAR_MAX], number[NUMBER_TEXT_MAX];
     const char *text;
 

@@ -39,7 +39,7 @@ static void put_title(FILE *to, const char *flag)
 /* A blank at which no line is broken. */
 #define GLUE '\x1f'
 
-static void put_word(FILE *to, const char *word, size_t len)
+static void config_help_put_word(FILE *to, const char *word, size_t len)
 {
     for (size_t i = 0; i < len; i++)
         (void)fputc(word[i] == GLUE ? ' ' : word[i], to);
@@ -57,7 +57,7 @@ static void put_wrapped(FILE *to, size_t indent, const char *text)
             column = 0;
         }
         (void)fprintf(to, "%*s", column == 0 ? (int)indent : 1, "");
-        put_word(to, text, len);
+        config_help_put_word(to, text, len);
         column += (column == 0 ? indent : 1) + len;
     }
     (void)fputc('\n', to);

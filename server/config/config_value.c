@@ -243,8 +243,8 @@ static int set_bool(bool *out, const char *field, const char *text, struct err *
     return 0;
 }
 
-static int check_choice(const struct config_option *o, const char *field, const char *text,
-                        struct err *e)
+static int config_value_check_choice(const struct config_option *o, const char *field,
+                                     const char *text, struct err *e)
 {
     char list[64] = "";
     size_t len = 0;
@@ -267,7 +267,7 @@ static int set_str(struct config *c, const char **out, const struct config_optio
 {
     const char *kept = NULL;
 
-    if ((text[0] != '\0' || o->def[0] != '\0') && check_choice(o, field, text, e) != 0)
+    if ((text[0] != '\0' || o->def[0] != '\0') && config_value_check_choice(o, field, text, e) != 0)
         return -1;
     if (text[0] == '\0' && o->def[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field, "it is empty, %s is expected", o->arg);

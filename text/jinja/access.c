@@ -39,8 +39,8 @@ static int loop_attr(struct run *r, const struct value *v, struct text name, str
     return 0;
 }
 
-static int find_key(struct run *r, const struct value *v, const struct value *key,
-                    struct value *out, bool *found)
+static int access_find_key(struct run *r, const struct value *v, const struct value *key,
+                           struct value *out, bool *found)
 {
     struct value *at = NULL;
 
@@ -79,7 +79,8 @@ int run_attr(struct run *r, const struct value *v, struct text name, struct valu
         return loop_attr(r, v, name, out);
     if (find_method(v, name, out))
         return 0;
-    if ((v->type == V_DICT || v->type == V_NAMESPACE) && find_key(r, v, &key, out, &found) != 0)
+    if ((v->type == V_DICT || v->type == V_NAMESPACE) &&
+        access_find_key(r, v, &key, out, &found) != 0)
         return -1;
     if (v->type > V_DICT && v->type != V_NAMESPACE)
         return run_fail(r, "attributes of a value of type '%s' are not supported",
@@ -138,7 +139,7 @@ int run_item(struct run *r, const struct value *v, const struct value *key, stru
         bool hashable = key->type != V_LIST && key->type != V_DICT && key->type != V_NAMESPACE;
         bool named = v->type == V_DICT || key->type == V_STRING;
 
-        if (hashable && named && find_key(r, v, key, out, &found) != 0)
+        if (hashable && named && access_find_key(r, v, key, out, &found) != 0)
             return -1;
     } else if ((v->type == V_STRING || v->type == V_LIST || v->type == V_TUPLE ||
                 v->type == V_RANGE) &&

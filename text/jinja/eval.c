@@ -196,8 +196,8 @@ static int eval_concat(struct run *r, const struct node *n, struct value *out)
     return run_taken(r, mark, out);
 }
 
-static int compare_one(struct run *r, unsigned op, const struct value *a, const struct value *b,
-                       bool *out)
+static int eval_compare_one(struct run *r, unsigned op, const struct value *a,
+                            const struct value *b, bool *out)
 {
     bool same = false;
 
@@ -239,7 +239,8 @@ static int eval_compare(struct run *r, const struct node *n, struct value *out)
     if (run_eval(r, n->kids[0], &a) != 0)
         return -1;
     for (uint32_t i = 1; i < n->n_kids && is; i++) {
-        if (run_eval(r, n->kids[i], &b) != 0 || compare_one(r, n->ops[i - 1], &a, &b, &is) != 0)
+        if (run_eval(r, n->kids[i], &b) != 0 ||
+            eval_compare_one(r, n->ops[i - 1], &a, &b, &is) != 0)
             return -1;
         a = b;
     }

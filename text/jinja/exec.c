@@ -7,7 +7,8 @@
 
 static int assign(struct run *r, struct scope *s, const struct node *target, const struct value *v);
 
-static int unpack(struct run *r, struct scope *s, const struct node *target, const struct value *v)
+static int exec_unpack(struct run *r, struct scope *s, const struct node *target,
+                       const struct value *v)
 {
     struct list *l;
 
@@ -27,7 +28,7 @@ static int assign(struct run *r, struct scope *s, const struct node *target, con
     struct value object, key;
 
     if (target->kind == N_TUPLE)
-        return unpack(r, s, target, v);
+        return exec_unpack(r, s, target, v);
     if (target->kind == N_NAME)
         return scope_set(r, s, target->sym, v);
     if (run_lookup(r, target->sym, &object) != 0)

@@ -19,7 +19,7 @@ static int filter_default(const struct value *v, const struct args *a, struct va
 }
 
 /* Python's int(): spaces around, a sign, digits; what is none of that is the default. */
-static bool read_number(struct text s, char text[NUMBER_TEXT_MAX])
+static bool filter_read_number(struct text s, char text[NUMBER_TEXT_MAX])
 {
     s = text_strip(s, STRIP_BOTH);
     if (s.len == 0 || s.len >= NUMBER_TEXT_MAX)
@@ -61,7 +61,7 @@ static int string_number(struct run *r, struct text s, bool as_int, const struct
     int64_t i;
 
     *out = *absent;
-    if (!read_number(s, text))
+    if (!filter_read_number(s, text))
         return refuse_number(r, s);
     if (as_int && strpbrk(text, ".eE") == NULL) {
         i = strtoll(text, &end, 10);

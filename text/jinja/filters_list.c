@@ -6,8 +6,8 @@
 #include <string.h>
 
 /* attribute= of a filter, or the item itself. */
-static int part_of(struct run *r, const struct value *item, const struct value *attribute,
-                   struct value *out)
+static int filters_list_part_of(struct run *r, const struct value *item,
+                                const struct value *attribute, struct value *out)
 {
     if (attribute == NULL || attribute->type == V_NONE) {
         *out = *item;
@@ -30,7 +30,7 @@ static int sort_key(struct run *r, const struct value *item, const struct value 
     if (attribute != NULL && attribute->type == V_STRING && attribute->u.s.len > 0 &&
         memchr(attribute->u.s.p, ',', attribute->u.s.len) != NULL)
         return run_fail(r, "several attributes to sort by are not supported");
-    if (part_of(r, item, attribute, &v) != 0)
+    if (filters_list_part_of(r, item, attribute, &v) != 0)
         return -1;
     if (v.type == V_STRING && !case_sensitive)
         return run_case(r, v.u.s, CASE_LOWER, out);
@@ -162,7 +162,7 @@ static int filter_sum(struct run *r, const struct value *v, const struct args *a
     if (run_iterate(r, v, &l) != 0)
         return -1;
     for (size_t i = 0; i < l->n; i++) {
-        if (part_of(r, &l->items[i], given(a, 0), &part) != 0 ||
+        if (filters_list_part_of(r, &l->items[i], given(a, 0), &part) != 0 ||
             run_binary(r, OP_ADD, &sum, &part, &next) != 0)
             return -1;
         sum = next;
@@ -182,7 +182,8 @@ static int filter_join(struct run *r, const struct value *v, const struct args *
         return -1;
     for (size_t i = 0; i < l->n; i++) {
         if ((i > 0 && run_write(r, d.u.s) != 0) ||
-            part_of(r, &l->items[i], given(a, 1), &part) != 0 || run_print(r, &part) != 0)
+            filters_list_part_of(r, &l->items[i], given(a, 1), &part) != 0 ||
+            run_print(r, &part) != 0)
             return -1;
     }
     return run_taken(r, mark, out);

@@ -13,14 +13,14 @@ struct format {
     const struct dict *named; /* or NULL */
 };
 
-static int refuse(struct run *r, struct text place)
+static int format_refuse(struct run *r, struct text place)
 {
     return run_fail(r, "place '%.*s' in a format is not supported",
                     (int)(place.len < 40 ? place.len : 40), place.p);
 }
 
 /* `how` is 's', or 'd' for an integer. */
-static int put_value(struct run *r, const struct format *f, const struct value *v, char how)
+static int format_put_value(struct run *r, const struct format *f, const struct value *v, char how)
 {
     struct value made = *v;
 
@@ -34,8 +34,8 @@ static int put_value(struct run *r, const struct format *f, const struct value *
     return run_print(r, &made);
 }
 
-static int find_named(struct run *r, const struct format *f, struct text name,
-                      const struct value **out)
+static int format_find_named(struct run *r, const struct format *f, struct text name,
+                             const struct value **out)
 {
     struct value key = value_text(name), *found = NULL;
 
@@ -81,13 +81,13 @@ static int percent_place(struct run *r, struct format *f)
         s = (struct text){close + 1, s.len - (size_t)(close + 1 - s.p)};
     }
     if (s.len == 0 || *s.p == '\0' || strchr("sdi%", *s.p) == NULL || (*s.p == '%' && close))
-        return refuse(r, (struct text){f->rest.p, f->rest.len < 8 ? f->rest.len : 8});
+        return format_refuse(r, (struct text){f->rest.p, f->rest.len < 8 ? f->rest.len : 8});
     f->rest = (struct text){s.p + 1, s.len - 1};
     if (*s.p == '%')
         return run_write(r, TEXT("%"));
-    if ((close != NULL ? find_named(r, f, name, &v) : next_plain(r, f, &v)) != 0)
+    if ((close != NULL ? format_find_named(r, f, name, &v) : next_plain(r, f, &v)) != 0)
         return -1;
-    return put_value(r, f, v, *s.p == 's' ? 's' : 'd');
+    return format_put_value(r, f, v, *s.p == 's' ? 's' : 'd');
 }
 
 int run_percent(struct run *r, const struct value *format, const struct value *right,
@@ -138,18 +138,18 @@ static int brace_place(struct run *r, struct format *f, struct text place, bool 
     }
     if ((how.len > 0 && !text_eq(how, TEXT("d"))) || (n_digits > 0 && n_digits < name.len) ||
         (counted && *numbered) || (n_digits > 0 && f->next > 0 && !*numbered))
-        return refuse(r, place);
+        return format_refuse(r, place);
     for (size_t k = 0; k < name.len; k++) {
         if (name.p[k] == '\0' || strchr(".[!{", name.p[k]) != NULL)
-            return refuse(r, place);
+            return format_refuse(r, place);
     }
     if (n_digits > 0) {
         *numbered = true;
         f->next = i;
     }
-    if ((counted || n_digits > 0 ? next_plain(r, f, &v) : find_named(r, f, name, &v)) != 0)
+    if ((counted || n_digits > 0 ? next_plain(r, f, &v) : format_find_named(r, f, name, &v)) != 0)
         return -1;
-    return put_value(r, f, v, how.len > 0 ? 'd' : 's');
+    return format_put_value(r, f, v, how.len > 0 ? 'd' : 's');
 }
 
 /* At a brace. */

@@ -25,14 +25,14 @@ static void see(struct frames *f, uint32_t sym, bool unset)
     f->seen[f->n_seen++] = (struct seen){sym, unset};
 }
 
-static void load(struct frames *f, const struct node *n)
+static void frames_load(struct frames *f, const struct node *n)
 {
     if (n == NULL)
         return;
     if (n->kind == N_NAME)
         see(f, n->sym, false);
     for (uint32_t i = 0; i < n->n_kids; i++)
-        load(f, n->kids[i]);
+        frames_load(f, n->kids[i]);
 }
 
 /* @param  of a loop: the scope begins with it */
@@ -52,9 +52,9 @@ static void walk(struct frames *f, const struct block *b)
         const struct node *n = b->nodes[i];
 
         if (n->kind == N_IF || n->kind == N_OUTPUT || n->kind == N_FILTER_BLOCK)
-            load(f, n->kids[0]);
+            frames_load(f, n->kids[0]);
         else if (n->kind == N_FOR || n->kind == N_SET)
-            load(f, n->kids[1]);
+            frames_load(f, n->kids[1]);
         if (n->kind == N_SET || n->kind == N_SET_BLOCK)
             store(f, n->kids[0], false);
         else if (n->kind == N_MACRO)
@@ -90,7 +90,7 @@ static void keep_unset(struct frames *f, struct block *b, uint32_t from)
 static void find_inner(struct frames *f, struct block *b);
 
 /* A body with a scope of its own. @of  whose parameters it begins with, or NULL */
-static void find(struct frames *f, struct block *b, const struct node *of)
+static void frame_find(struct frames *f, struct block *b, const struct node *of)
 {
     uint32_t from = f->n_seen;
     unsigned n_ifs = f->n_ifs;
@@ -103,7 +103,7 @@ static void find(struct frames *f, struct block *b, const struct node *of)
     for (uint32_t i = 0; of != NULL && of->kind == N_MACRO && i < of->n_kids; i++)
         see(f, of->syms[i], false);
     for (uint32_t i = 0; of != NULL && of->kind == N_MACRO && i < of->n_kids; i++)
-        load(f, of->kids[i]);
+        frames_load(f, of->kids[i]);
     walk(f, b);
     keep_unset(f, b, from);
     find_inner(f, b);
@@ -121,8 +121,8 @@ static void find_inner(struct frames *f, struct block *b)
             find_inner(f, &n->body);
             find_inner(f, &n->other);
         } else if (n->body.n > 0 || n->other.n > 0) {
-            find(f, &n->body, n);
-            find(f, &n->other, NULL);
+            frame_find(f, &n->body, n);
+            frame_find(f, &n->other, NULL);
         }
     }
 }
@@ -135,6 +135,6 @@ int frames_find(struct jinja *t)
 
     if (f.known == NULL || f.seen == NULL)
         return -1;
-    find(&f, &t->body, NULL);
+    frame_find(&f, &t->body, NULL);
     return f.starved ? -1 : 0;
 }

@@ -42,7 +42,7 @@ int jinja_no_memory(struct err *e, const struct arena *a)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for a chat template");
 }
 
-static int push(struct lexer *x, const struct token *t)
+static int lexer_push(struct lexer *x, const struct token *t)
 {
     struct tokens *o = x->out;
 
@@ -64,7 +64,7 @@ static int push(struct lexer *x, const struct token *t)
 
 static int push_plain(struct lexer *x, enum token_type type, const char *p, size_t len)
 {
-    return push(x, &(struct token){.type = type, .text = {p, len}});
+    return lexer_push(x, &(struct token){.type = type, .text = {p, len}});
 }
 
 /* Moves on over n bytes, counting their lines. */
@@ -75,7 +75,7 @@ static void advance(struct lexer *x, size_t n)
     x->at += n;
 }
 
-static size_t space_len(const char *p, const char *end)
+static size_t lexer_space_len(const char *p, const char *end)
 {
     size_t n = p < end ? text_char_len(p, end) : 0;
 
@@ -86,7 +86,7 @@ static void skip_space(struct lexer *x)
 {
     size_t n;
 
-    while ((n = space_len(x->at, x->end)) > 0)
+    while ((n = lexer_space_len(x->at, x->end)) > 0)
         advance(x, n);
 }
 
@@ -147,7 +147,7 @@ static bool is_name_start(char c)
     return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-static bool is_digit(char c)
+static bool lexer_is_digit(char c)
 {
     return c >= '0' && c <= '9';
 }
@@ -156,7 +156,7 @@ static int lex_name(struct lexer *x)
 {
     const char *p = x->at, *q = p;
 
-    while (q < x->end && (is_name_start(*q) || is_digit(*q)))
+    while (q < x->end && (is_name_start(*q) || lexer_is_digit(*q)))
         q++;
     if (q < x->end && (*q & 0x80) != 0)
         return jinja_refuse(x->e, x->line, "a name with a character outside ASCII");
@@ -164,9 +164,9 @@ static int lex_name(struct lexer *x)
     return push_plain(x, TOKEN_NAME, p, (size_t)(q - p));
 }
 
-static const char *digits(const char *p, const char *end)
+static const char *lexer_digits(const char *p, const char *end)
 {
-    while (p < end && is_digit(*p))
+    while (p < end && lexer_is_digit(*p))
         p++;
     return p;
 }
@@ -174,18 +174,18 @@ static const char *digits(const char *p, const char *end)
 static int lex_number(struct lexer *x)
 {
     struct token t = {.type = TOKEN_INT};
-    const char *p = x->at, *q = digits(p, x->end), *r;
+    const char *p = x->at, *q = lexer_digits(p, x->end), *r;
     char text[NUMBER_LEN_MAX];
     size_t len;
 
-    if (q + 1 < x->end && *q == '.' && is_digit(q[1])) {
-        q = digits(q + 1, x->end);
+    if (q + 1 < x->end && *q == '.' && lexer_is_digit(q[1])) {
+        q = lexer_digits(q + 1, x->end);
         t.type = TOKEN_FLOAT;
     }
     if (q < x->end && (*q == 'e' || *q == 'E')) {
         r = q + 1 < x->end && (q[1] == '+' || q[1] == '-') ? q + 2 : q + 1;
-        if (r < x->end && is_digit(*r)) {
-            q = digits(r, x->end);
+        if (r < x->end && lexer_is_digit(*r)) {
+            q = lexer_digits(r, x->end);
             t.type = TOKEN_FLOAT;
         }
     }
@@ -205,10 +205,10 @@ static int lex_number(struct lexer *x)
         return jinja_refuse(x->e, x->line, "number %s is too large", text);
     t.text = (struct text){p, len};
     x->at = q;
-    return push(x, &t);
+    return lexer_push(x, &t);
 }
 
-static int hex_value(char c)
+static int lexer_hex_value(char c)
 {
     static const char hex[] = "0123456789abcdef";
     const char *at = c != '\0' ? strchr(hex, c >= 'A' && c <= 'F' ? c + 32 : c) : NULL;
@@ -222,7 +222,7 @@ static int lex_hex(struct lexer *x, const char *p, const char *end, unsigned n, 
     uint32_t c = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        int v = p + i < end ? hex_value(p[i]) : -1;
+        int v = p + i < end ? lexer_hex_value(p[i]) : -1;
 
         if (v < 0)
             return jinja_refuse(x->e, x->line, "an escape in a string needs %u hex digits", n);
@@ -257,7 +257,7 @@ static int lex_escape(struct lexer *x, const char *p, const char *end, char *out
         *n = utf8_put(out, c);
         return (int)n_hex + 1;
     }
-    if (is_digit(*p) || *p == 'N')
+    if (lexer_is_digit(*p) || *p == 'N')
         return jinja_refuse(x->e, x->line, "escape '\\%c' in a string is not supported", *p);
     out[0] = '\\'; /* as Python: an unknown one stays */
     *n = 1;
@@ -304,7 +304,7 @@ static int lex_string(struct lexer *x)
     if (p >= x->end)
         return jinja_refuse(x->e, x->line, "a string without its closing %c", quote);
     if (decode_string(x, (struct text){x->at + 1, (size_t)(p - x->at - 1)}, &t.text) != 0 ||
-        push(x, &t) != 0)
+        lexer_push(x, &t) != 0)
         return -1;
     advance(x, (size_t)(p + 1 - x->at));
     return 0;
@@ -338,7 +338,7 @@ static int lex_operator(struct lexer *x, char *braces, unsigned *n_braces)
             return jinja_refuse(x->e, x->line, "'%c' closes nothing", c);
     }
     x->at += t.text.len;
-    return push(x, &t);
+    return lexer_push(x, &t);
 }
 
 /* Is the end of the tag here? Eats it and what it trims. */
@@ -371,13 +371,13 @@ static int lex_tag(struct lexer *x, bool is_output)
             return -1;
         if (ended)
             return 0;
-        if (space_len(x->at, x->end) > 0) {
+        if (lexer_space_len(x->at, x->end) > 0) {
             skip_space(x);
             continue;
         }
         if (is_name_start(*x->at) || (*x->at & 0x80) != 0)
             rc = lex_name(x);
-        else if (is_digit(*x->at))
+        else if (lexer_is_digit(*x->at))
             rc = lex_number(x);
         else if (*x->at == '\'' || *x->at == '"')
             rc = lex_string(x);
@@ -395,12 +395,12 @@ static const char *after_word(const char *p, const char *end, const char *word)
     size_t n = strlen(word), len;
 
     p += p + 2 < end && (p[2] == '-' || p[2] == '+') ? 3 : 2;
-    while ((len = space_len(p, end)) > 0)
+    while ((len = lexer_space_len(p, end)) > 0)
         p += len;
     if ((size_t)(end - p) < n || memcmp(p, word, n) != 0)
         return NULL;
     p += n;
-    while ((len = space_len(p, end)) > 0)
+    while ((len = lexer_space_len(p, end)) > 0)
         p += len;
     p += p < end && (*p == '-' || *p == '+') ? 1 : 0;
     return end - p >= 2 && memcmp(p, "%}", 2) == 0 ? p + 2 : NULL;

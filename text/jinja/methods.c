@@ -37,7 +37,7 @@ static int method_affix(struct run *r, struct text s, const struct value *v, boo
     return 0;
 }
 
-static int push_text(struct run *r, struct list *l, const char *p, size_t len)
+static int methods_push_text(struct run *r, struct list *l, const char *p, size_t len)
 {
     struct value v = value_text((struct text){p, len});
 
@@ -53,7 +53,7 @@ static int split_space(struct run *r, struct text s, int64_t n_max, struct list 
 
         if (n_max == 0) {
             s = text_strip(s, STRIP_RIGHT);
-            return push_text(r, l, s.p, s.len);
+            return methods_push_text(r, l, s.p, s.len);
         }
         while (n < s.len) {
             len = text_char_len(s.p + n, s.p + s.len);
@@ -61,7 +61,7 @@ static int split_space(struct run *r, struct text s, int64_t n_max, struct list 
                 break;
             n += len;
         }
-        if (push_text(r, l, s.p, n) != 0)
+        if (methods_push_text(r, l, s.p, n) != 0)
             return -1;
         s = text_strip((struct text){s.p + n, s.len - n}, STRIP_LEFT);
         n_max -= n_max > 0 ? 1 : 0;
@@ -76,12 +76,12 @@ static int split_at(struct run *r, struct text s, struct text sep, int64_t n_max
     while (n_max != 0 && s.len >= sep.len && (at = memmem(s.p, s.len, sep.p, sep.len)) != NULL) {
         size_t n = (size_t)(at - s.p);
 
-        if (push_text(r, l, s.p, n) != 0)
+        if (methods_push_text(r, l, s.p, n) != 0)
             return -1;
         s = (struct text){at + sep.len, s.len - n - sep.len};
         n_max -= n_max > 0 ? 1 : 0;
     }
-    return push_text(r, l, s.p, s.len);
+    return methods_push_text(r, l, s.p, s.len);
 }
 
 /* What find_last may take: every place is compared. Lengths are far below 2^32. */
@@ -110,12 +110,12 @@ static int split_from_end(struct run *r, struct text s, struct text sep, int64_t
     size_t end = s.len, at = 0;
 
     while (n_max != 0 && find_last(s, sep, end, &at)) {
-        if (push_text(r, l, s.p + at + sep.len, end - at - sep.len) != 0)
+        if (methods_push_text(r, l, s.p + at + sep.len, end - at - sep.len) != 0)
             return -1;
         end = at;
         n_max -= n_max > 0 ? 1 : 0;
     }
-    if (push_text(r, l, s.p, end) != 0)
+    if (methods_push_text(r, l, s.p, end) != 0)
         return -1;
     for (size_t i = 0; i < l->n / 2; i++) {
         struct value v = l->items[i];
@@ -161,7 +161,7 @@ static int method_lines(struct run *r, struct text s, struct value *out)
     if (run_charge_bytes(r, s.len * 4) != 0 || run_list(r, &l, 0) != 0)
         return -1;
     while (text_line(&s, &line) || line.len > 0) {
-        if (push_text(r, l, line.p, line.len) != 0)
+        if (methods_push_text(r, l, line.p, line.len) != 0)
             return -1;
     }
     *out = value_list(V_LIST, l);

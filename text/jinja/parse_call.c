@@ -56,7 +56,7 @@ static int parse_args(struct parser *p, struct call_args *a)
     return 0;
 }
 
-static int slot_of(const struct callee *c, struct text name)
+static int parse_slot_of(const struct callee *c, struct text name)
 {
     for (int i = 0; i < CALLEE_SLOTS_MAX && c->params[i] != NULL; i++) {
         if (strlen(c->params[i]) == name.len && memcmp(c->params[i], name.p, name.len) == 0)
@@ -71,8 +71,8 @@ static int why_set(struct err *why, const char *what, struct text name, const ch
 }
 
 /* Puts the arguments from the `skip`-th on where the callee wants them; -1 with the reason. */
-static int bind(struct node **slots, const struct callee *c, const struct call_args *a,
-                uint32_t skip, const char *what, struct err *why)
+static int parse_call_bind(struct node **slots, const struct callee *c, const struct call_args *a,
+                           uint32_t skip, const char *what, struct err *why)
 {
     uint32_t n = 0;
 
@@ -87,7 +87,7 @@ static int bind(struct node **slots, const struct callee *c, const struct call_a
     for (uint32_t i = skip; i < a->plain.n; i++)
         slots[i - skip] = a->plain.v[i];
     for (uint32_t i = 0; i < a->named.n; i++) {
-        int slot = slot_of(c, a->names[i]);
+        int slot = parse_slot_of(c, a->names[i]);
 
         if (slot < 0 || slots[slot] != NULL)
             return err_set(why, ERR_BAD_REQUEST, "", "%s '%s' takes no argument '%s' here", what,
@@ -132,7 +132,7 @@ static int bind_inner(struct node *n, const struct call_args *a, struct err *why
     if (is_attr)
         n->kids[1] = a->plain.v[0];
     if (is_map && a->plain.n == 0) {
-        if (bind(n->kids + 2, &by_attribute, a, 0, "filter", why) != 0)
+        if (parse_call_bind(n->kids + 2, &by_attribute, a, 0, "filter", why) != 0)
             return -1;
         n->kids[1] = n->kids[3];
         n->kids[3] = NULL;
@@ -151,11 +151,11 @@ static int bind_inner(struct node *n, const struct call_args *a, struct err *why
         return why_set(why, is_map ? "filter" : "test", a->plain.v[skip]->value.u.s,
                        "is not supported");
     n->inner = c->id;
-    return bind(n->kids + 2, c, a, skip + 1, is_map ? "filter" : "test", why);
+    return parse_call_bind(n->kids + 2, c, a, skip + 1, is_map ? "filter" : "test", why);
 }
 
 /* `first`, then the arguments, as N_CALL has them. */
-static struct node *call_of(struct parser *p, enum node_kind kind, struct node *first)
+static struct node *parse_call_of(struct parser *p, enum node_kind kind, struct node *first)
 {
     struct call_args a = {0};
     struct node *n;
@@ -194,7 +194,7 @@ struct node *parse_filter(struct parser *p, struct node *object)
     if (expect_name(p, &name) != 0)
         return NULL;
     if (text_eq(name, TEXT("format")))
-        return call_of(p, N_FORMAT, object);
+        return parse_call_of(p, N_FORMAT, object);
     c = filter_named(name);
     if (c == NULL)
         return unknown(p, "filter", name, jinja_has_filter(name));
@@ -205,7 +205,7 @@ struct node *parse_filter(struct parser *p, struct node *object)
     n->text = name;
     n->kids[0] = object;
     if (c->hands_on ? bind_inner(n, &a, &why) != 0
-                    : bind(n->kids + 1, c, &a, 0, "filter", &why) != 0)
+                    : parse_call_bind(n->kids + 1, c, &a, 0, "filter", &why) != 0)
         return node_refused(p, "%s", why.msg);
     return node_done(p, n);
 }
@@ -275,7 +275,7 @@ static struct node *parse_test(struct parser *p, struct node *n)
     test = node_new(p, N_TEST, CALLEE_SLOTS_MAX + 1);
     if (test == NULL || parse_test_args(p, &a) != 0)
         return NULL;
-    if (bind(test->kids + 1, c, &a, 0, "test", &why) != 0)
+    if (parse_call_bind(test->kids + 1, c, &a, 0, "test", &why) != 0)
         return node_refused(p, "%s", why.msg);
     test->op = c->id;
     test->text = name;
@@ -301,7 +301,7 @@ struct node *parse_method(struct parser *p, struct node *object, struct text nam
         return NULL;
     if (a.named.n > 0 && c->id != METHOD_SPLIT && c->id != METHOD_RSPLIT)
         return node_refused(p, "method '%s' takes no named arguments", c->name);
-    if (bind(n->kids + 1, c, &a, 0, "method", &why) != 0)
+    if (parse_call_bind(n->kids + 1, c, &a, 0, "method", &why) != 0)
         return node_refused(p, "%s", why.msg);
     n->op = c->id;
     n->text = name;
@@ -311,5 +311,5 @@ struct node *parse_method(struct parser *p, struct node *object, struct text nam
 
 struct node *parse_function(struct parser *p, struct node *callee)
 {
-    return call_of(p, N_CALL, callee);
+    return parse_call_of(p, N_CALL, callee);
 }

@@ -75,7 +75,7 @@ static struct node *parse_parens(struct parser *p)
     return n != NULL && expect_op(p, ')', ")") == 0 ? n : NULL;
 }
 
-static struct node *parse_list(struct parser *p)
+static struct node *expr_parse_list(struct parser *p)
 {
     struct kids k = {0};
 
@@ -137,7 +137,7 @@ static struct node *parse_strings(struct parser *p)
     return constant(p, value_text(s));
 }
 
-static struct node *parse_name(struct parser *p)
+static struct node *expr_parse_name(struct parser *p)
 {
     struct text name = p->tok->text;
     struct node *n;
@@ -168,7 +168,7 @@ struct node *parse_primary(struct parser *p)
 
     switch (t->type) {
     case TOKEN_NAME:
-        return parse_name(p);
+        return expr_parse_name(p);
     case TOKEN_STRING:
         return parse_strings(p);
     case TOKEN_INT:
@@ -183,7 +183,7 @@ struct node *parse_primary(struct parser *p)
     if (at_op(p, '('))
         return parse_parens(p);
     if (at_op(p, '['))
-        return parse_list(p);
+        return expr_parse_list(p);
     if (at_op(p, '{'))
         return parse_dict(p);
     return refuse_here(p, "an expression");

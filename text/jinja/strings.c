@@ -231,7 +231,8 @@ static size_t next_match(struct text s, size_t from, struct text old, bool *foun
 }
 
 /* Copies s[from, to) and `text` behind it; without `o` only counts. */
-static size_t put_part(char *o, size_t n, struct text s, size_t from, size_t to, struct text text)
+static size_t strings_put_part(char *o, size_t n, struct text s, size_t from, size_t to,
+                               struct text text)
 {
     if (o != NULL && to > from)
         memcpy(o + n, s.p + from, to - from);
@@ -251,7 +252,7 @@ static size_t replace_into(char *o, struct text s, struct text old, struct text 
         at = next_match(s, from, old, &found);
         if (!found)
             break;
-        n = put_part(o, n, s, from, at, new_text);
+        n = strings_put_part(o, n, s, from, at, new_text);
         from = at + old.len;
         n_max -= n_max > 0 ? 1 : 0;
         if (old.len > 0)
@@ -259,10 +260,10 @@ static size_t replace_into(char *o, struct text s, struct text old, struct text 
         if (from >= s.len)
             break;
         step = text_char_len(s.p + from, s.p + s.len);
-        n = put_part(o, n, s, from, from + (step > 0 ? step : 1), TEXT(""));
+        n = strings_put_part(o, n, s, from, from + (step > 0 ? step : 1), TEXT(""));
         from += step > 0 ? step : 1;
     }
-    return put_part(o, n, s, from, s.len, TEXT(""));
+    return strings_put_part(o, n, s, from, s.len, TEXT(""));
 }
 
 int run_replace(struct run *r, struct text s, struct text old, struct text new_text, int64_t n_max,

@@ -417,8 +417,8 @@ static int event_number(struct cuda_ipc *s, const struct ipc_handle *h, uint32_t
 }
 
 /* Initializes the run of one bucket for one rank; its uses are at `uses`. */
-static int fill_run(struct cuda_ipc *s, struct ipc_run *run, uint32_t bucket, uint32_t rank,
-                    struct ipc_use *uses, struct err *e)
+static int cuda_ipc_fill_run(struct cuda_ipc *s, struct ipc_run *run, uint32_t bucket,
+                             uint32_t rank, struct ipc_use *uses, struct err *e)
 {
     const struct ipc_bucket *b = &s->buckets[bucket];
     const struct tensor_list *tensor_list = s->ranks[rank].tensor_list;
@@ -450,7 +450,7 @@ static int fill_rank(struct cuda_ipc *s, uint32_t r, struct ipc_run *runs, struc
         struct ipc_run *run = &runs[rank->n_runs];
         if (s->buckets[b].ranks[r].gpu == NULL)
             continue;
-        if (fill_run(s, run, b, r, *uses, e) != 0)
+        if (cuda_ipc_fill_run(s, run, b, r, *uses, e) != 0)
             return -1;
         assert(rank->n_runs == 0 || run->first >= run[-1].first + run[-1].n_tensors);
         *uses += run->n_handles;

@@ -78,7 +78,7 @@ int ipc_base64(uint8_t *out, size_t *nbytes, const char *text, size_t len, const
 }
 
 /* "<at>/<member>"; a pointer that is too long is cut, like every field. */
-static void field_of(char field[ERR_FIELD_MAX], const char *at, const char *member)
+static void ipc_field_of(char field[ERR_FIELD_MAX], const char *at, const char *member)
 {
     size_t len = strnlen(at, ERR_FIELD_MAX - 1);
 
@@ -86,8 +86,8 @@ static void field_of(char field[ERR_FIELD_MAX], const char *at, const char *memb
     (void)snprintf(field + len, ERR_FIELD_MAX - len, "/%s", member);
 }
 
-static int read_bytes(uint8_t out[IPC_MEM_NBYTES], const json_t *value, const char *member,
-                      const char *field, struct err *e)
+static int ipc_handle_read_bytes(uint8_t out[IPC_MEM_NBYTES], const json_t *value,
+                                 const char *member, const char *field, struct err *e)
 {
     enum { LEN = (IPC_MEM_NBYTES + 2) / 3 * 4 };
     uint8_t bytes[LEN / 4 * 3 + 3];
@@ -121,7 +121,7 @@ static int read_member(struct ipc_handle *h, const char *member, const json_t *v
 {
     if (strcmp(member, "handle") == 0) {
         h->has_memory = true;
-        return read_bytes(h->mem, value, member, field, e);
+        return ipc_handle_read_bytes(h->mem, value, member, field, e);
     }
     if (strcmp(member, "offset") == 0)
         return read_count(&h->storage_offset, value, member, field, e);
@@ -135,7 +135,7 @@ static int read_member(struct ipc_handle *h, const char *member, const json_t *v
     if (json_is_null(value))
         return 0;
     h->event_sync = true;
-    return read_bytes(h->event, value, member, field, e);
+    return ipc_handle_read_bytes(h->event, value, member, field, e);
 }
 
 static int read_object(struct ipc_handle *h, json_t *object, const char *at, struct err *e)
@@ -151,16 +151,16 @@ static int read_object(struct ipc_handle *h, json_t *object, const char *at, str
     for (size_t i = 0; i < sizeof required / sizeof required[0]; i++) {
         if (json_object_get(object, required[i]) != NULL)
             continue;
-        field_of(field, at, required[i]);
+        ipc_field_of(field, at, required[i]);
         return err_set(e, ERR_BAD_REQUEST, field, "%s is required", required[i]);
     }
     json_object_foreach(object, member, value)
     {
-        field_of(field, at, member);
+        ipc_field_of(field, at, member);
         if (read_member(h, member, value, field, e) != 0)
             return -1;
     }
-    field_of(field, at, "offset");
+    ipc_field_of(field, at, "offset");
     if (h->storage_offset > TENSOR_LIST_NBYTES_MAX - h->storage_nbytes)
         return err_set(
             e, ERR_BAD_REQUEST, field, "offset %llu and nbytes %llu reach beyond 2^63 - 1",
@@ -183,7 +183,7 @@ static int read_gpu(struct ipc_handles *set, const char *key, json_t *value, con
     if (!ipc_uuid_parse(gpu->uuid, key, strlen(key)))
         return err_set(e, ERR_BAD_REQUEST, field, "'%.*s' is not the UUID of a GPU",
                        utf8_cut_name(key), key);
-    field_of(at, field, key);
+    ipc_field_of(at, field, key);
     for (uint32_t i = 0; i < set->n_gpus; i++)
         if (strcmp(set->gpus[i].uuid, gpu->uuid) == 0)
             return err_set(e, ERR_BAD_REQUEST, at, "GPU %s is named twice", gpu->uuid);

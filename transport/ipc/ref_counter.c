@@ -16,7 +16,7 @@
 enum { PID_DIGITS_MAX = 10, NUMBER_DIGITS_MAX = 20, NAME_CUT = 64 };
 
 /* The number of digits at `text`; 0 if there are none or more than `max`. */
-static size_t digits(const char *text, size_t max)
+static size_t ref_counter_digits(const char *text, size_t max)
 {
     size_t n = strspn(text, "0123456789");
 
@@ -33,16 +33,16 @@ static bool name_parse(const char *name, pid_t *pid)
     if (strncmp(name, head, sizeof head - 1) != 0)
         return false;
     name += sizeof head - 1;
-    n = digits(name, PID_DIGITS_MAX);
+    n = ref_counter_digits(name, PID_DIGITS_MAX);
     for (size_t i = 0; i < n; i++)
         number = number * 10 + (name[i] - '0');
     if (n == 0 || name[n] != '_')
         return false;
     name += n + 1;
-    n = digits(name, NUMBER_DIGITS_MAX);
+    n = ref_counter_digits(name, NUMBER_DIGITS_MAX);
     if (n > 0 && name[n] == '_') {
         name += n + 1;
-        n = digits(name, NUMBER_DIGITS_MAX);
+        n = ref_counter_digits(name, NUMBER_DIGITS_MAX);
     }
     if (n == 0 || name[n] != '\0')
         return false;
@@ -58,7 +58,7 @@ pid_t ref_counter_pid(const char *name)
 }
 
 /* Checks the object before it is written to. */
-static int check_object(int fd, const char *name, struct err *e)
+static int ref_counter_check_object(int fd, const char *name, struct err *e)
 {
     struct stat st;
 
@@ -89,7 +89,7 @@ int ref_counter_open(struct ref_counter *out, const char *name, struct err *e)
     fd = shm_open(name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
     if (fd < 0)
         return err_set_errno(e, ERR_UNREADABLE, "", errno, "counter '%s' cannot be opened", name);
-    if (check_object(fd, name, e) == 0) {
+    if (ref_counter_check_object(fd, name, e) == 0) {
         base = mmap(NULL, REF_COUNTER_NBYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (base == MAP_FAILED)
             (void)err_set_errno(e, ERR_UNREADABLE, "", errno, "counter '%s' cannot be mapped",
@@ -109,7 +109,7 @@ void ref_counter_close(struct ref_counter *c)
     c->base = NULL;
 }
 
-static _Atomic uint64_t *slot_of(const struct ref_counter *c, uint32_t slot)
+static _Atomic uint64_t *ref_counter_slot_of(const struct ref_counter *c, uint32_t slot)
 {
     assert(c->base != NULL && slot < REF_COUNTER_SLOTS);
     return (_Atomic uint64_t *)(void *)((char *)c->base + REF_COUNTER_HEAD) + slot;
@@ -117,7 +117,7 @@ static _Atomic uint64_t *slot_of(const struct ref_counter *c, uint32_t slot)
 
 bool ref_counter_down(struct ref_counter *c, uint32_t slot)
 {
-    _Atomic uint64_t *count = slot_of(c, slot);
+    _Atomic uint64_t *count = ref_counter_slot_of(c, slot);
     uint64_t was = atomic_load(count);
 
     /* seq_cst, thus also a release: all reads of that memory precede the owner's view of the
@@ -188,10 +188,10 @@ void ref_counter_remove(struct ref_counter *c, const char *name)
 
 void ref_counter_expect(struct ref_counter *c, uint32_t slot)
 {
-    atomic_store(slot_of(c, slot), 1);
+    atomic_store(ref_counter_slot_of(c, slot), 1);
 }
 
 bool ref_counter_is_down(const struct ref_counter *c, uint32_t slot)
 {
-    return (int64_t)atomic_load(slot_of(c, slot)) <= 0;
+    return (int64_t)atomic_load(ref_counter_slot_of(c, slot)) <= 0;
 }

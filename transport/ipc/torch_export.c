@@ -38,14 +38,14 @@ struct writer {
     const char *uuids[IPC_GPUS_MAX]; /* those that MEMO_UUIDS are for; NULL: none yet */
 };
 
-static void put(struct writer *w, const void *data, size_t len)
+static void torch_export_put(struct writer *w, const void *data, size_t len)
 {
     buf_append(&w->out, data, len);
 }
 
 static void put_op(struct writer *w, uint8_t op)
 {
-    put(w, &op, 1);
+    torch_export_put(w, &op, 1);
 }
 
 /* The low n bytes, little-endian. */
@@ -55,7 +55,7 @@ static void put_le(struct writer *w, uint64_t value, unsigned n)
 
     for (unsigned i = 0; i < n; i++)
         bytes[i] = (uint8_t)(value >> (8 * i));
-    put(w, bytes, n);
+    torch_export_put(w, bytes, n);
 }
 
 static void put_int(struct writer *w, uint64_t value)
@@ -86,7 +86,7 @@ static void put_bool(struct writer *w, bool value)
     put_op(w, value ? 0x88 : 0x89);
 }
 
-static void put_text(struct writer *w, const char *text)
+static void torch_export_put_text(struct writer *w, const char *text)
 {
     size_t len = strlen(text);
 
@@ -97,14 +97,14 @@ static void put_text(struct writer *w, const char *text)
         put_op(w, 'X');
         put_le(w, len, 4);
     }
-    put(w, text, len);
+    torch_export_put(w, text, len);
 }
 
-static void put_bytes(struct writer *w, const void *data, uint8_t len)
+static void torch_export_put_bytes(struct writer *w, const void *data, uint8_t len)
 {
     put_op(w, 'C'); /* SHORT_BINBYTES */
     put_op(w, len);
-    put(w, data, len);
+    torch_export_put(w, data, len);
 }
 
 /* Returns true if the value was written before, and refers to it. Otherwise the caller writes it,
@@ -130,8 +130,8 @@ static void put_global(struct writer *w, uint32_t key, const char *module, const
 {
     if (put_known(w, key))
         return;
-    put_text(w, module);
-    put_text(w, name);
+    torch_export_put_text(w, module);
+    torch_export_put_text(w, name);
     put_op(w, 0x93); /* STACK_GLOBAL */
     put_memoized(w, key);
 }
@@ -140,7 +140,7 @@ static void put_text_once(struct writer *w, uint32_t key, const char *text)
 {
     if (put_known(w, key))
         return;
-    put_text(w, text);
+    torch_export_put_text(w, text);
     put_memoized(w, key);
 }
 
@@ -148,7 +148,7 @@ static void put_bytes_once(struct writer *w, uint32_t key, const void *data, uin
 {
     if (put_known(w, key))
         return;
-    put_bytes(w, data, len);
+    torch_export_put_bytes(w, data, len);
     put_memoized(w, key);
 }
 
@@ -234,7 +234,8 @@ static void put_arguments(struct writer *w, const struct torch_exports *x,
 /* What begins and ends the pickle's root. */
 static const char list_begin[] = "](", list_end[] = "e.", dict_begin[] = "}(", dict_end[] = "u.";
 
-static int begin(struct writer *w, const struct torch_exports *x, const char *root, struct err *e)
+static int torch_export_begin(struct writer *w, const struct torch_exports *x, const char *root,
+                              struct err *e)
 {
     *w = (struct writer){.memo = calloc(MEMO_SLABS + (size_t)x->n_slabs, sizeof *w->memo)};
     assert(strlen(x->ref_name) <= IPC_REF_NAME_MAX);
@@ -242,16 +243,16 @@ static int begin(struct writer *w, const struct torch_exports *x, const char *ro
         return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
     put_op(w, 0x80);
     put_op(w, PICKLE_PROTOCOL);
-    put(w, root, strlen(root));
+    torch_export_put(w, root, strlen(root));
     return 0;
 }
 
 /* Puts the items into the root, ends the pickle, and encodes it. */
-static char *end(struct writer *w, const char *root, struct err *e)
+static char *torch_export_end(struct writer *w, const char *root, struct err *e)
 {
     char *text = NULL;
 
-    put(w, root, strlen(root));
+    torch_export_put(w, root, strlen(root));
     if (!w->out.failed)
         text = malloc(BASE64_ENCODE_RAW_LENGTH(w->out.len) + 1);
     if (text != NULL) {
@@ -271,7 +272,7 @@ char *torch_export_handles(const struct torch_exports *x, const struct torch_gpu
     struct writer w;
 
     assert(n_gpus > 0 && n_gpus <= IPC_GPUS_MAX);
-    if (begin(&w, x, list_begin, e) != 0)
+    if (torch_export_begin(&w, x, list_begin, e) != 0)
         return NULL;
     for (uint32_t i = 0; i < x->n_tensors; i++) {
         put_op(&w, '}');
@@ -282,7 +283,7 @@ char *torch_export_handles(const struct torch_exports *x, const struct torch_gpu
         }
         put_op(&w, 'u');
     }
-    return end(&w, list_end, e);
+    return torch_export_end(&w, list_end, e);
 }
 
 char *torch_export_packed(const struct torch_exports *x, const struct torch_gpu *gpus,
@@ -291,13 +292,13 @@ char *torch_export_packed(const struct torch_exports *x, const struct torch_gpu 
     struct writer w;
 
     assert(n_gpus > 0 && n_gpus <= IPC_GPUS_MAX);
-    if (begin(&w, x, dict_begin, e) != 0)
+    if (torch_export_begin(&w, x, dict_begin, e) != 0)
         return NULL;
     for (uint32_t k = 0; k < n_gpus; k++) {
         put_uuid(&w, gpus[k].uuid);
         put_arguments(&w, x, &gpus[k].places[0], false);
     }
-    return end(&w, dict_end, e);
+    return torch_export_end(&w, dict_end, e);
 }
 
 /* A tensor, which is made by SGLang's own function. */
@@ -313,17 +314,17 @@ char *torch_export_named(const struct torch_exports *x, const struct torch_place
 {
     struct writer w;
 
-    if (begin(&w, x, list_begin, e) != 0)
+    if (torch_export_begin(&w, x, list_begin, e) != 0)
         return NULL;
     for (uint32_t i = 0; i < x->n_tensors; i++) {
-        put_text(&w, places[i].tensor->name);
+        torch_export_put_text(&w, places[i].tensor->name);
         put_tensor(&w, x, &places[i]);
         put_op(&w, 0x86); /* TUPLE2 */
     }
-    return end(&w, list_end, e);
+    return torch_export_end(&w, list_end, e);
 }
 
-static void put_member(struct writer *w, enum member m)
+static void torch_export_put_member(struct writer *w, enum member m)
 {
     static const char *const names[N_MEMBERS] = {"name",      "shape",   "dtype",
                                                  "start_idx", "end_idx", "numel"};
@@ -337,18 +338,18 @@ static void put_metadata(struct writer *w, const struct torch_place *p)
     put_global(w, MEMO_METADATA, "sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata");
     put_op(w, ')');
     put_op(w, 0x81); /* NEWOBJ */
-    put(w, dict_begin, 2);
-    put_member(w, NAME);
-    put_text(w, p->tensor->name);
-    put_member(w, SHAPE);
+    torch_export_put(w, dict_begin, 2);
+    torch_export_put_member(w, NAME);
+    torch_export_put_text(w, p->tensor->name);
+    torch_export_put_member(w, SHAPE);
     put_shape(w, p->tensor);
-    put_member(w, DTYPE);
+    torch_export_put_member(w, DTYPE);
     put_dtype(w, p->tensor->dtype);
-    put_member(w, START);
+    torch_export_put_member(w, START);
     put_int(w, p->offset);
-    put_member(w, END);
+    torch_export_put_member(w, END);
     put_int(w, p->offset + p->tensor->nbytes);
-    put_member(w, NUMEL);
+    torch_export_put_member(w, NUMEL);
     put_int(w, p->tensor->nbytes);
     put_op(w, 'u');
     put_op(w, 'b'); /* BUILD */
@@ -359,17 +360,17 @@ char *torch_export_bucket(const struct torch_exports *x, const struct torch_plac
 {
     struct writer w;
 
-    if (begin(&w, x, dict_begin, e) != 0)
+    if (torch_export_begin(&w, x, dict_begin, e) != 0)
         return NULL;
-    put_text(&w, "flattened_tensor");
+    torch_export_put_text(&w, "flattened_tensor");
     put_tensor(&w, x, flat);
-    put_text(&w, "metadata");
-    put(&w, list_begin, 2);
+    torch_export_put_text(&w, "metadata");
+    torch_export_put(&w, list_begin, 2);
     for (uint32_t i = 0; i < x->n_tensors; i++) {
         assert(places[i].offset % dtype_nbytes(places[i].tensor->dtype) == 0);
         assert(places[i].offset + places[i].tensor->nbytes <= flat->tensor->nbytes);
         put_metadata(&w, &places[i]);
     }
-    put(&w, list_end, 1);
-    return end(&w, dict_end, e);
+    torch_export_put(&w, list_end, 1);
+    return torch_export_end(&w, dict_end, e);
 }

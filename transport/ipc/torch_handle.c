@@ -77,7 +77,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct walk *w, const ch
     return err_set(w->e, ERR_BAD_REQUEST, w->field, "%sGPU %s: %s", where, w->uuid, text);
 }
 
-static const struct pickle_value *value_at(const struct walk *w, uint32_t cell)
+static const struct pickle_value *torch_handle_value_at(const struct walk *w, uint32_t cell)
 {
     return &w->p.values[w->p.cells[cell].value];
 }
@@ -89,7 +89,7 @@ static void items_of(const struct walk *w, const struct pickle_value *c,
     uint32_t cell = c->u.items.first;
 
     for (uint32_t i = 0; i < n; i++, cell = w->p.cells[cell].next)
-        out[i] = value_at(w, cell);
+        out[i] = torch_handle_value_at(w, cell);
 }
 
 static int want_kind(struct walk *w, args_t args, enum arg i, enum pickle_kind kind)
@@ -253,7 +253,7 @@ static int read_memory(struct walk *w, args_t args, struct ipc_handle *h)
 }
 
 /* Digits from text[*at] on, at most `max`; moves *at after them. */
-static bool digits(const uint8_t *text, uint32_t len, uint32_t *at, uint32_t max)
+static bool torch_handle_digits(const uint8_t *text, uint32_t len, uint32_t *at, uint32_t max)
 {
     uint32_t n = 0;
 
@@ -272,12 +272,12 @@ static bool is_counter_name(const uint8_t *text, uint32_t len)
 
     if (len > IPC_REF_NAME_MAX || len < at || memcmp(text, head, at) != 0)
         return false;
-    if (!digits(text, len, &at, 10) || at == len || text[at++] != '_' ||
-        !digits(text, len, &at, 20))
+    if (!torch_handle_digits(text, len, &at, 10) || at == len || text[at++] != '_' ||
+        !torch_handle_digits(text, len, &at, 20))
         return false;
     if (at == len)
         return true;
-    return text[at++] == '_' && digits(text, len, &at, 20) && at == len;
+    return text[at++] == '_' && torch_handle_digits(text, len, &at, 20) && at == len;
 }
 
 static int read_counter(struct walk *w, args_t args, struct ipc_handle *h)
@@ -389,7 +389,8 @@ static uint32_t find_gpu(const struct ipc_handles *set, const char *uuid, uint32
     return set->n_gpus;
 }
 
-static int read_key(struct walk *w, const struct pickle_value *key, char uuid[IPC_UUID_LEN + 1])
+static int torch_handle_read_key(struct walk *w, const struct pickle_value *key,
+                                 char uuid[IPC_UUID_LEN + 1])
 {
     w->uuid = "?";
     if (ipc_uuid_parse(uuid, (const char *)key->u.data, key->n))
@@ -399,7 +400,8 @@ static int read_key(struct walk *w, const struct pickle_value *key, char uuid[IP
 }
 
 /* The first dict determines the GPUs. */
-static int read_gpus(struct walk *w, const struct pickle_value *dict, struct ipc_handles *set)
+static int torch_handle_read_gpus(struct walk *w, const struct pickle_value *dict,
+                                  struct ipc_handles *set)
 {
     uint32_t cell = dict->u.items.first;
 
@@ -409,7 +411,7 @@ static int read_gpus(struct walk *w, const struct pickle_value *dict, struct ipc
     for (uint32_t i = 0; i < dict->n / 2; i++) {
         char *uuid = set->gpus[i].uuid;
 
-        if (read_key(w, value_at(w, cell), uuid) != 0)
+        if (torch_handle_read_key(w, torch_handle_value_at(w, cell), uuid) != 0)
             return -1;
         w->uuid = uuid;
         if (find_gpu(set, uuid, set->n_gpus) < set->n_gpus)
@@ -422,7 +424,8 @@ static int read_gpus(struct walk *w, const struct pickle_value *dict, struct ipc
 
 /* Reads one handle of each GPU. As many keys as GPUs, and none repeated, means that none is
  * missing. */
-static int read_dict(struct walk *w, const struct pickle_value *dict, struct ipc_handles *set)
+static int torch_handle_read_dict(struct walk *w, const struct pickle_value *dict,
+                                  struct ipc_handles *set)
 {
     bool seen[IPC_GPUS_MAX] = {false};
     char uuid[IPC_UUID_LEN + 1];
@@ -434,7 +437,7 @@ static int read_dict(struct walk *w, const struct pickle_value *dict, struct ipc
     for (uint32_t i = 0; i < set->n_gpus; i++) {
         uint32_t gpu;
 
-        if (read_key(w, value_at(w, cell), uuid) != 0)
+        if (torch_handle_read_key(w, torch_handle_value_at(w, cell), uuid) != 0)
             return -1;
         w->uuid = uuid;
         gpu = find_gpu(set, uuid, i);
@@ -444,7 +447,7 @@ static int read_dict(struct walk *w, const struct pickle_value *dict, struct ipc
             return refuse(w, "it is named twice in one dict");
         seen[gpu] = true;
         cell = w->p.cells[cell].next;
-        if (read_export(w, value_at(w, cell),
+        if (read_export(w, torch_handle_value_at(w, cell),
                         &set->all[(size_t)gpu * set->n_handles + w->i_tensor]) != 0)
             return -1;
         cell = w->p.cells[cell].next;
@@ -452,18 +455,19 @@ static int read_dict(struct walk *w, const struct pickle_value *dict, struct ipc
     return 0;
 }
 
-static int read_list(struct walk *w, const struct pickle_value *list, struct ipc_handles *set)
+static int torch_handle_read_list(struct walk *w, const struct pickle_value *list,
+                                  struct ipc_handles *set)
 {
     uint32_t cell = list->u.items.first;
 
     for (w->i_tensor = 0; w->i_tensor < list->n; w->i_tensor++) {
-        const struct pickle_value *dict = value_at(w, cell);
+        const struct pickle_value *dict = torch_handle_value_at(w, cell);
 
         w->uuid = "?";
         if (dict->kind != PICKLE_DICT)
             return refuse(w, "an entry of the list is %s; it is a dict of GPU UUID to export",
                           pickle_kind_name(dict));
-        if (read_dict(w, dict, set) != 0)
+        if (torch_handle_read_dict(w, dict, set) != 0)
             return -1;
         cell = w->p.cells[cell].next;
     }
@@ -489,7 +493,9 @@ static int reserve_handles(struct walk *w, struct ipc_handles *set)
 static int find_first(struct walk *w, const struct pickle_value *root,
                       const struct pickle_value **first)
 {
-    *first = root->kind == PICKLE_LIST && root->n > 0 ? value_at(w, root->u.items.first) : root;
+    *first = root->kind == PICKLE_LIST && root->n > 0
+                 ? torch_handle_value_at(w, root->u.items.first)
+                 : root;
     if ((*first)->kind == PICKLE_DICT)
         return 0;
     return err_set(w->e, ERR_BAD_REQUEST, w->field,
@@ -500,7 +506,7 @@ static int find_first(struct walk *w, const struct pickle_value *root,
                                                              : pickle_kind_name(*first));
 }
 
-static int walk_root(struct walk *w, struct ipc_handles *set)
+static int torch_handle_walk_root(struct walk *w, struct ipc_handles *set)
 {
     const struct pickle_value *root = &w->p.values[w->p.root], *first;
 
@@ -508,13 +514,14 @@ static int walk_root(struct walk *w, struct ipc_handles *set)
         return -1;
     w->packed = set->packed = root->kind == PICKLE_DICT;
     set->n_handles = set->packed ? 1 : root->n;
-    if (read_gpus(w, first, set) != 0 || reserve_handles(w, set) != 0)
+    if (torch_handle_read_gpus(w, first, set) != 0 || reserve_handles(w, set) != 0)
         return -1;
-    return set->packed ? read_dict(w, root, set) : read_list(w, root, set);
+    return set->packed ? torch_handle_read_dict(w, root, set)
+                       : torch_handle_read_list(w, root, set);
 }
 
-static int read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nbytes,
-                       const char *field, bool *expandable, struct err *e)
+static int torch_handle_read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nbytes,
+                                    const char *field, bool *expandable, struct err *e)
 {
     struct walk w = {.field = field, .e = e, .uuid = "?"};
     struct ipc_handles set = {0};
@@ -522,7 +529,7 @@ static int read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nby
 
     if (pickle_read(&w.p, bytes, nbytes, field, e) != 0)
         return -1;
-    rc = walk_root(&w, &set);
+    rc = torch_handle_walk_root(&w, &set);
     *expandable = w.expandable;
     pickle_fini(&w.p);
     if (rc != 0)
@@ -543,7 +550,7 @@ int torch_handles_check(struct ipc_handles *out, const char *text, size_t len, c
     bytes = pickle_from_base64(&nbytes, text, len, field, e);
     if (bytes == NULL)
         return -1;
-    rc = read_pickle(out, bytes, nbytes, field, expandable, e);
+    rc = torch_handle_read_pickle(out, bytes, nbytes, field, expandable, e);
     free(bytes);
     return rc;
 }

@@ -350,7 +350,7 @@ static int read_text(struct reader *r, size_t n_len)
     return stack_push(r, v);
 }
 
-static int read_bytes(struct reader *r, size_t n_len)
+static int torch_pickle_read_bytes(struct reader *r, size_t n_len)
 {
     struct pickle_value v = {.kind = PICKLE_BYTES};
     uint64_t len;
@@ -418,7 +418,7 @@ static int memo_get(struct reader *r, size_t n_index)
     return push_index(r, r->memo[index]);
 }
 
-static bool is_text(const struct pickle_value *v, const char *text)
+static bool pickle_is_text(const struct pickle_value *v, const char *text)
 {
     return text != NULL && strlen(text) == v->n && memcmp(v->u.data, text, v->n) == 0;
 }
@@ -429,9 +429,9 @@ static int refuse_global(struct reader *r, const struct pickle_value *module,
     int n_module = module->n < TEXT_SHOWN ? (int)module->n : TEXT_SHOWN;
     int n_name = name->n < TEXT_SHOWN ? (int)name->n : TEXT_SHOWN;
 
-    if (is_text(module, globals[0].module) && is_text(name, "rebuild_tensor"))
+    if (pickle_is_text(module, globals[0].module) && pickle_is_text(name, "rebuild_tensor"))
         return refuse(r, "a tensor is on the CPU (rebuild_tensor); only CUDA tensors have handles");
-    if (is_text(module, "torch._utils"))
+    if (pickle_is_text(module, "torch._utils"))
         return refuse(r,
                       "a tensor is pickled with its bytes (torch._utils.%.*s), and reading it "
                       "would execute code; send CUDA tensors through ForkingPickler, or the bytes "
@@ -452,7 +452,7 @@ static bool global_fits(const struct reader *r, const struct global_row *g,
 {
     if (g->module == NULL)
         return r->form == FORM_TENSORS;
-    return is_text(module, g->module) &&
+    return pickle_is_text(module, g->module) &&
            (g->global != PICKLE_ERROR_CLASS || r->form == FORM_MESSAGE);
 }
 
@@ -470,7 +470,7 @@ static int read_global(struct reader *r)
     for (size_t i = 0; i < sizeof globals / sizeof globals[0]; i++) {
         const struct global_row *g = &globals[i];
 
-        if (!is_text(name, g->name) || !global_fits(r, g, module))
+        if (!pickle_is_text(name, g->name) || !global_fits(r, g, module))
             continue;
         r->n_stack -= 2;
         return stack_push(r, (struct pickle_value){
@@ -584,7 +584,7 @@ static int op_build(struct reader *r)
     return move_items(r, r->stack[r->n_stack - 2], 1);
 }
 
-static int begin_frame(struct reader *r)
+static int torch_pickle_begin_frame(struct reader *r)
 {
     uint64_t n;
 
@@ -657,9 +657,9 @@ static int step_value(struct reader *r, uint8_t op)
     case OP_BINUNICODE:
         return read_text(r, 4);
     case OP_SHORT_BINBYTES:
-        return read_bytes(r, 1);
+        return torch_pickle_read_bytes(r, 1);
     case OP_BINBYTES:
-        return read_bytes(r, 4);
+        return torch_pickle_read_bytes(r, 4);
     case OP_BINGET:
         return memo_get(r, 1);
     case OP_LONG_BINGET:
@@ -676,7 +676,7 @@ static int reader_step(struct reader *r, uint8_t op)
 
     switch (op) {
     case OP_FRAME:
-        return begin_frame(r);
+        return torch_pickle_begin_frame(r);
     case OP_STOP:
         return op_stop(r);
     case OP_MARK:

@@ -49,12 +49,12 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct walk *w, const ch
                    w->what[0] != '\0' ? ": " : "", text);
 }
 
-static const struct pickle_value *value_at(const struct walk *w, uint32_t cell)
+static const struct pickle_value *torch_value_at(const struct walk *w, uint32_t cell)
 {
     return &w->p.values[w->p.cells[cell].value];
 }
 
-static bool is_text(const struct pickle_value *v, const char *text)
+static bool torch_is_text(const struct pickle_value *v, const char *text)
 {
     return strlen(text) == v->n && memcmp(v->u.data, text, v->n) == 0;
 }
@@ -72,7 +72,7 @@ static int read_member_once(struct walk *w, const char *whose, const struct memb
     int shown = key->n < KEY_SHOWN ? (int)key->n : KEY_SHOWN;
 
     for (uint32_t i = 0; i < n; i++) {
-        if (!is_text(key, members[i].name))
+        if (!torch_is_text(key, members[i].name))
             continue;
         if (*members[i].value != NULL)
             return refuse(w, "%s has '%s' twice", whose, members[i].name);
@@ -84,16 +84,16 @@ static int read_member_once(struct walk *w, const char *whose, const struct memb
 }
 
 /* Requires exactly these members, each once, in any order. */
-static int read_dict(struct walk *w, const struct pickle_value *dict, const char *whose,
-                     const struct member *members, uint32_t n)
+static int torch_read_dict(struct walk *w, const struct pickle_value *dict, const char *whose,
+                           const struct member *members, uint32_t n)
 {
     uint32_t cell = dict->u.items.first;
 
     for (uint32_t i = 0; i < dict->n / 2; i++) {
-        const struct pickle_value *key = value_at(w, cell);
+        const struct pickle_value *key = torch_value_at(w, cell);
 
         cell = w->p.cells[cell].next;
-        if (read_member_once(w, whose, members, n, key, value_at(w, cell)) != 0)
+        if (read_member_once(w, whose, members, n, key, torch_value_at(w, cell)) != 0)
             return -1;
         cell = w->p.cells[cell].next;
     }
@@ -108,12 +108,12 @@ static const struct pickle_value *dict_of(const struct walk *w, const struct pic
                                           enum pickle_global class)
 {
     if (v->kind == PICKLE_OBJECT && v->global == class && v->n == 1)
-        return value_at(w, v->u.items.first);
+        return torch_value_at(w, v->u.items.first);
     return v->kind == PICKLE_DICT ? v : NULL;
 }
 
-static int check_name(struct walk *w, char name[TENSOR_LIST_NAME_LEN_MAX + 1],
-                      const struct pickle_value *v, uint32_t i)
+static int check_torch_name(struct walk *w, char name[TENSOR_LIST_NAME_LEN_MAX + 1],
+                            const struct pickle_value *v, uint32_t i)
 {
     w->what[0] = '\0';
     if (v->kind != PICKLE_STR)
@@ -153,7 +153,7 @@ static int add_handle(struct walk *w, const struct ipc_handle *h)
 }
 
 /* All tensors of a string must be on one GPU, because one process wrote it. */
-static int check_gpu(struct walk *w, const char *uuid)
+static int torch_tensors_check_gpu(struct walk *w, const char *uuid)
 {
     if (w->n == 0)
         memcpy(w->uuid, uuid, sizeof w->uuid);
@@ -177,11 +177,11 @@ static int read_part(struct walk *w, const struct pickle_value *v, uint32_t i, s
     if (dict == NULL)
         return refuse(w, "it is %s, not a FlattenedTensorMetadata", pickle_kind_name(v));
     *part = (struct part){NULL};
-    return read_dict(w, dict, "it", members, sizeof members / sizeof members[0]);
+    return torch_read_dict(w, dict, "it", members, sizeof members / sizeof members[0]);
 }
 
-static int read_shape(struct walk *w, const struct pickle_value *v,
-                      uint64_t shape[TENSOR_LIST_NDIM_MAX])
+static int torch_read_shape(struct walk *w, const struct pickle_value *v,
+                            uint64_t shape[TENSOR_LIST_NDIM_MAX])
 {
     uint32_t cell = v->u.items.first;
 
@@ -191,7 +191,7 @@ static int read_shape(struct walk *w, const struct pickle_value *v,
         return refuse(w, "its shape has %u dimensions; %d is the limit", v->n,
                       TENSOR_LIST_NDIM_MAX);
     for (uint32_t i = 0; i < v->n; i++, cell = w->p.cells[cell].next) {
-        const struct pickle_value *dim = value_at(w, cell);
+        const struct pickle_value *dim = torch_value_at(w, cell);
 
         if (dim->kind != PICKLE_INT || dim->u.integer < 0)
             return refuse(w, "dimension %u of its shape is not an int from 0 on", i);
@@ -243,8 +243,8 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
     struct part part;
     uint64_t numel = 0, at = 0;
 
-    if (read_part(w, v, i, &part) != 0 || check_name(w, name, part.name, i) != 0 ||
-        read_shape(w, part.shape, h.shape) != 0)
+    if (read_part(w, v, i, &part) != 0 || check_torch_name(w, name, part.name, i) != 0 ||
+        torch_read_shape(w, part.shape, h.shape) != 0)
         return -1;
     if (part.dtype->kind != PICKLE_GLOBAL || part.dtype->global != PICKLE_DTYPE)
         return refuse(w, "its dtype is not a dtype");
@@ -297,7 +297,7 @@ static int walk_flattened(struct walk *w, const struct pickle_value *root)
     struct ipc_handle flat;
     uint32_t cell;
 
-    if (read_dict(w, root, "the bucket", members, 2) != 0 || read_flat(w, tensor, &flat) != 0)
+    if (torch_read_dict(w, root, "the bucket", members, 2) != 0 || read_flat(w, tensor, &flat) != 0)
         return -1;
     if (metadata->kind != PICKLE_LIST)
         return refuse(w, "metadata is %s; it is a list", pickle_kind_name(metadata));
@@ -306,7 +306,7 @@ static int walk_flattened(struct walk *w, const struct pickle_value *root)
                       (unsigned long long)flat.nbytes);
     cell = metadata->u.items.first;
     for (uint32_t i = 0; i < metadata->n; i++, cell = w->p.cells[cell].next)
-        if (add_part(w, value_at(w, cell), i, &flat) != 0)
+        if (add_part(w, torch_value_at(w, cell), i, &flat) != 0)
             return -1;
     if (w->n > 1)
         handles_pack(w, &flat);
@@ -351,8 +351,8 @@ static int read_local(struct walk *w, const struct pickle_value *object, struct 
 
     if (object->n != 1)
         return refuse(w, "its LocalSerializedTensor is empty");
-    if (read_dict(w, value_at(w, object->u.items.first), "its LocalSerializedTensor", members, 1) !=
-        0)
+    if (torch_read_dict(w, torch_value_at(w, object->u.items.first), "its LocalSerializedTensor",
+                        members, 1) != 0)
         return -1;
     if (values->kind != PICKLE_LIST || values->n > TENSORS_RANKS_MAX)
         return refuse(w, "the values of its LocalSerializedTensor are no list of at most %d",
@@ -363,11 +363,11 @@ static int read_local(struct walk *w, const struct pickle_value *object, struct 
     cell = values->u.items.first;
     for (uint32_t i = 0; i < w->rank; i++)
         cell = w->p.cells[cell].next;
-    return read_serialized(w, value_at(w, cell), h, uuid);
+    return read_serialized(w, torch_value_at(w, cell), h, uuid);
 }
 
-static int read_tensor(struct walk *w, const struct pickle_value *v, struct ipc_handle *h,
-                       char uuid[IPC_UUID_LEN + 1])
+static int torch_read_tensor(struct walk *w, const struct pickle_value *v, struct ipc_handle *h,
+                             char uuid[IPC_UUID_LEN + 1])
 {
     if (v->kind == PICKLE_EXPORT)
         return torch_export_read(h, uuid, &w->p, v, w->what, w->field, w->e);
@@ -388,9 +388,10 @@ static int add_pair(struct walk *w, const struct pickle_value *pair, uint32_t i)
         return refuse(w, "entry %u is %s; it is a tuple of a name and a tensor", i,
                       pickle_kind_name(pair));
     cell = pair->u.items.first;
-    if (check_name(w, name, value_at(w, cell), i) != 0 ||
-        read_tensor(w, value_at(w, w->p.cells[cell].next), &h, uuid) != 0 ||
-        check_gpu(w, uuid) != 0 || tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
+    if (check_torch_name(w, name, torch_value_at(w, cell), i) != 0 ||
+        torch_read_tensor(w, torch_value_at(w, w->p.cells[cell].next), &h, uuid) != 0 ||
+        torch_tensors_check_gpu(w, uuid) != 0 ||
+        tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
         return -1;
     return add_handle(w, &h);
 }
@@ -400,12 +401,12 @@ static int walk_list(struct walk *w, const struct pickle_value *root)
     uint32_t cell = root->u.items.first;
 
     for (uint32_t i = 0; i < root->n; i++, cell = w->p.cells[cell].next)
-        if (add_pair(w, value_at(w, cell), i) != 0)
+        if (add_pair(w, torch_value_at(w, cell), i) != 0)
             return -1;
     return 0;
 }
 
-static int walk_root(struct walk *w)
+static int torch_tensors_walk_root(struct walk *w)
 {
     const struct pickle_value *root = &w->p.values[w->p.root];
 
@@ -441,8 +442,8 @@ static int walk_finish(struct walk *w, struct torch_tensors *out)
     return 0;
 }
 
-static int read_pickle(struct torch_tensors *out, const uint8_t *bytes, size_t nbytes,
-                       uint32_t rank, const char *field, struct err *e)
+static int torch_tensors_read_pickle(struct torch_tensors *out, const uint8_t *bytes, size_t nbytes,
+                                     uint32_t rank, const char *field, struct err *e)
 {
     struct walk w = {.rank = rank, .field = field, .e = e};
     struct torch_tensors made = {0};
@@ -452,7 +453,7 @@ static int read_pickle(struct torch_tensors *out, const uint8_t *bytes, size_t n
         return -1;
     rc = tensor_list_builder_new(&w.builder, e);
     if (rc == 0)
-        rc = walk_root(&w);
+        rc = torch_tensors_walk_root(&w);
     if (rc == 0)
         rc = walk_finish(&w, &made);
     tensor_list_builder_free(w.builder);
@@ -473,7 +474,7 @@ int torch_tensors_read(struct torch_tensors *out, const char *text, size_t len, 
     bytes = pickle_from_base64(&nbytes, text, len, field, e);
     if (bytes == NULL)
         return -1;
-    rc = read_pickle(out, bytes, nbytes, rank, field, e);
+    rc = torch_tensors_read_pickle(out, bytes, nbytes, rank, field, e);
     free(bytes);
     return rc;
 }

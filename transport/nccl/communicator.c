@@ -151,7 +151,8 @@ static int await_call(const struct communicator *r, const char *call, struct err
 }
 
 /* Waits until a collective that was called is on the stream, and records an event after it. */
-static int enter(struct communicator *r, ncclResult_t called, const char *call, struct err *e)
+static int communicator_enter_call(struct communicator *r, ncclResult_t called, const char *call,
+                                   struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     int rc;
@@ -238,8 +239,8 @@ int communicator_warm_up(struct communicator *r, struct err *e)
     if (cu_try(cu, cu->memcpy_htod_async(r->one, &mine, sizeof mine, r->stream),
                "cuMemcpyHtoDAsync", e) != 0)
         return -1;
-    rc = enter(r, r->nccl->all_reduce(one, one, 1, ncclFloat32, ncclSum, r->comm, r->stream), call,
-               e);
+    rc = communicator_enter_call(
+        r, r->nccl->all_reduce(one, one, 1, ncclFloat32, ncclSum, r->comm, r->stream), call, e);
     if (rc == 0)
         rc = await_landed(r, call, e);
     if (rc == 0)
@@ -253,10 +254,11 @@ int communicator_enter(struct communicator *r, uint64_t dst, uint64_t nbytes, st
 
     assert(r->n_entered - r->n_landed < SOURCE_POSTED_MAX);
     if (nbytes == 0)
-        return enter(r, ncclSuccess, broadcast_call, e);
+        return communicator_enter_call(r, ncclSuccess, broadcast_call, e);
     /* NCCL counts bytes before it decides anything: the sender's dtype need not be known. */
-    return enter(r, r->nccl->broadcast(NULL, to, nbytes, ncclUint8, 0, r->comm, r->stream),
-                 broadcast_call, e);
+    return communicator_enter_call(
+        r, r->nccl->broadcast(NULL, to, nbytes, ncclUint8, 0, r->comm, r->stream), broadcast_call,
+        e);
 }
 
 int communicator_update(struct communicator *r, struct err *e)

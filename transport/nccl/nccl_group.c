@@ -321,7 +321,7 @@ int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, st
 }
 
 /* The error of a call in a state that does not allow it. */
-static int refuse_locked(const struct nccl_group *g, struct err *e)
+static int nccl_group_refuse_locked(const struct nccl_group *g, struct err *e)
 {
     if (group_failed_locked(g))
         return err_set(e, ERR_CONFLICT, "", "the NCCL group has failed: %.400s", g->error.msg);
@@ -337,16 +337,17 @@ int nccl_group_open(struct nccl_group *g, const struct progress *p, struct err *
     mtx_assert_none();
     mtx_lock(&g->lock);
     assert(g->n_requests == 0);
-    rc = group_failed_locked(g) ? refuse_locked(g, e) : perform_locked(g, REQUEST_OPEN, p, e);
+    rc = group_failed_locked(g) ? nccl_group_refuse_locked(g, e)
+                                : perform_locked(g, REQUEST_OPEN, p, e);
     mtx_unlock(&g->lock);
     return rc;
 }
 
-static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
-                       const struct progress *p, struct err *e)
+static int nccl_group_join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
+                                  const struct progress *p, struct err *e)
 {
     if (group_failed_locked(g) || g->join_called)
-        return refuse_locked(g, e);
+        return nccl_group_refuse_locked(g, e);
     assert(g->n_requests > 0); /* opened */
     g->join_called = true;
     memcpy(g->id, id, sizeof g->id);
@@ -355,7 +356,7 @@ static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
     if (g->warm_up && perform_locked(g, REQUEST_WARM_UP, p, e) != 0)
         return -1;
     if (group_failed_locked(g))
-        return refuse_locked(g, e);
+        return nccl_group_refuse_locked(g, e);
     group_move_locked(g, NCCL_GROUP_JOINED);
     return 0;
 }
@@ -367,7 +368,7 @@ int nccl_group_join(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
 
     mtx_assert_none();
     mtx_lock(&g->lock);
-    rc = join_locked(g, id, p, e);
+    rc = nccl_group_join_locked(g, id, p, e);
     mtx_unlock(&g->lock);
     return rc;
 }
@@ -378,7 +379,7 @@ static int post_locked(struct nccl_group *g, const uint64_t *dst, uint64_t nbyte
     uint64_t n = g->n_posted, slot = n % SOURCE_POSTED_MAX;
 
     if (g->state != NCCL_GROUP_JOINED && (g->n_received == n || !group_failed_locked(g)))
-        return refuse_locked(g, e);
+        return nccl_group_refuse_locked(g, e);
     if (g->state != NCCL_GROUP_JOINED) {
         g->n_received = n;
         return end_call_locked(g, e);
@@ -451,7 +452,7 @@ void nccl_group_leave(struct nccl_group *g, const char *why)
     mtx_unlock(&g->lock);
 }
 
-static void fill_info_locked(const struct nccl_group *g, struct nccl_group_info *out)
+static void nccl_group_fill_info_locked(const struct nccl_group *g, struct nccl_group_info *out)
 {
     *out = (struct nccl_group_info){.state = g->state,
                                     .world_size = g->world_size,
@@ -466,7 +467,7 @@ void nccl_group_info(struct nccl_group *g, struct nccl_group_info *out)
 {
     mtx_lock(&g->lock);
     find_stuck_locked(g, g->n_quiet);
-    fill_info_locked(g, out);
+    nccl_group_fill_info_locked(g, out);
     mtx_unlock(&g->lock);
 }
 
@@ -477,7 +478,7 @@ void nccl_group_end(struct nccl_group *g, struct nccl_group_info *out)
     await_end_locked(g, &g->n_ended);
     find_stuck_locked(g, g->n_ended);
     log_stuck_locked(g);
-    fill_info_locked(g, out);
+    nccl_group_fill_info_locked(g, out);
     mtx_unlock(&g->lock);
 }
 

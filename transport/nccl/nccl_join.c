@@ -80,7 +80,7 @@ static void publish_id(struct nccl_join *j)
                    nccl_id_addr_text(j->id, text));
 }
 
-static int join_group(struct nccl_join *j, struct err *e)
+static int nccl_join_group(struct nccl_join *j, struct err *e)
 {
     if (nccl_group_open(j->group, &j->progress, e) != 0 || find_id(j, e) != 0 ||
         rendezvous_allow(j->id, j, e) != 0)
@@ -111,7 +111,7 @@ static int version_in_message(const struct nccl_join *j, const char *msg, bool *
 }
 
 /* Adds both versions to the message, unless it has them. Returns the trainer's version, or 0. */
-static int add_versions(const struct nccl_join *j, struct err *e)
+static int nccl_join_add_versions(const struct nccl_join *j, struct err *e)
 {
     char ours[NCCL_VERSION_TEXT_MAX], theirs[NCCL_VERSION_TEXT_MAX];
     struct err cause = *e;
@@ -137,12 +137,12 @@ static void *joiner_main(void *arg)
     struct err e = {0};
     int trainer = 0;
 
-    if (join_group(j, &e) == 0) {
+    if (nccl_join_group(j, &e) == 0) {
         if (j->cfg.version >= VERSION_COMPARED_MIN)
             trainer = j->cfg.version;
         atomic_fetch_add_explicit(&j->cfg.stats->n_joined, 1, memory_order_relaxed);
     } else {
-        trainer = add_versions(j, &e);
+        trainer = nccl_join_add_versions(j, &e);
     }
     mtx_lock(&j->lock);
     j->trainer_version = trainer;
@@ -270,7 +270,7 @@ static void join_settle(struct nccl_join *j)
         gone(j->gone_arg);
 }
 
-static int make_group(struct nccl_join *j, struct err *e)
+static int nccl_join_make_group(struct nccl_join *j, struct err *e)
 {
     struct nccl_group *group;
 
@@ -309,7 +309,7 @@ static void run_group(struct nccl_join *j)
     pthread_t joiner;
     bool joins;
 
-    if (make_group(j, &e) != 0) {
+    if (nccl_join_make_group(j, &e) != 0) {
         join_end(j, &e);
         return;
     }

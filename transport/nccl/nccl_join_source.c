@@ -144,7 +144,7 @@ int nccl_join_list(struct nccl_join *j, struct tensor_list **out, struct err *e)
 }
 
 /* Counts the oldest posted broadcast: they arrive in order. */
-static void count_received(struct join_source *s)
+static void nccl_join_source_count_received(struct join_source *s)
 {
     uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
     const struct tensor_spec *t = s->tensor_list->tensors, *last = &t[first + n - 1];
@@ -173,7 +173,7 @@ static int join_source_receive(struct source *base, struct progress *p, struct e
 
     if (s->group->ops->receive(s->group, p, e) != 0)
         return source_error(s, e);
-    count_received(s);
+    nccl_join_source_count_received(s);
     return 0;
 }
 

@@ -72,7 +72,7 @@ struct socket_addrs {
 };
 
 /* The addresses of a descriptor; false: it is not a TCP socket. */
-static bool read_socket(int fd, struct socket_addrs *out)
+static bool nccl_sockets_read_socket(int fd, struct socket_addrs *out)
 {
     struct sockaddr_storage at = {0};
     socklen_t len = sizeof at;
@@ -114,7 +114,7 @@ static bool each_socket(void (*fn)(void *arg, int fd, const struct socket_addrs 
         if (end == entry->d_name || *end != '\0')
             continue;
         found_itself |= fd == dirfd(dir);
-        if (read_socket((int)fd, &s))
+        if (nccl_sockets_read_socket((int)fd, &s))
             fn(arg, (int)fd, &s);
     }
     whole = errno == 0 && found_itself;
@@ -189,7 +189,7 @@ static void close_peers(void *arg, int fd, const struct socket_addrs *s)
     if (!is_peers(h, s))
         return;
     own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (read_socket(own >= 0 ? own : fd, &now) && is_peers(h, &now))
+    if (nccl_sockets_read_socket(own >= 0 ? own : fd, &now) && is_peers(h, &now))
         h->n += shutdown(own >= 0 ? own : fd, SHUT_RDWR) == 0;
     if (own >= 0)
         (void)close(own);

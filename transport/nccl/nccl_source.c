@@ -14,13 +14,13 @@ struct nccl_source {
     struct packed_chunks all;        /* owned */
 };
 
-static const struct nccl_source *source_of(const struct source *s)
+static const struct nccl_source *nccl_source_of(const struct source *s)
 {
     return (const struct nccl_source *)(const void *)s;
 }
 
 /* The chunk that begins with tensor `first`. */
-static const struct packed_chunk *chunk_at(const struct nccl_source *s, uint32_t first)
+static const struct packed_chunk *nccl_source_chunk_at(const struct nccl_source *s, uint32_t first)
 {
     uint32_t low = 0, high = s->all.n;
 
@@ -38,14 +38,14 @@ static const struct packed_chunk *chunk_at(const struct nccl_source *s, uint32_t
 
 static uint32_t nccl_bucket(const struct source *source, uint32_t first)
 {
-    return chunk_at(source_of(source), first)->n;
+    return nccl_source_chunk_at(nccl_source_of(source), first)->n;
 }
 
 static int nccl_post(struct source *source, uint32_t first, uint32_t n, const uint64_t *dst,
                      struct progress *p, struct err *e)
 {
-    const struct nccl_source *s = source_of(source);
-    const struct packed_chunk *c = chunk_at(s, first);
+    const struct nccl_source *s = nccl_source_of(source);
+    const struct packed_chunk *c = nccl_source_chunk_at(s, first);
 
     assert(c->n == n);
     (void)n;
@@ -55,14 +55,14 @@ static int nccl_post(struct source *source, uint32_t first, uint32_t n, const ui
 
 static int nccl_receive(struct source *source, struct progress *p, struct err *e)
 {
-    return nccl_group_receive(source_of(source)->group, p, e);
+    return nccl_group_receive(nccl_source_of(source)->group, p, e);
 }
 
 static bool nccl_stuck(const struct source *source)
 {
     struct nccl_group_info info;
 
-    nccl_group_info(source_of(source)->group, &info);
+    nccl_group_info(nccl_source_of(source)->group, &info);
     return info.state == NCCL_GROUP_STUCK;
 }
 

@@ -6,8 +6,8 @@
 
 /* The chunk that begins at `first`, which is within the tensor list. Sums cannot overflow: a tensor
  * list's bytes are below 2^63. */
-static struct packed_chunk chunk_at(const struct tensor_list *tensor_list, uint32_t first,
-                                    uint64_t bucket_nbytes)
+static struct packed_chunk packed_chunk_at(const struct tensor_list *tensor_list, uint32_t first,
+                                           uint64_t bucket_nbytes)
 {
     struct packed_chunk c = {.first = first};
 
@@ -45,11 +45,11 @@ int packed_chunks_init(struct packed_chunks *out, const struct tensor_list *tens
         return err_set(e, ERR_BAD_REQUEST, field,
                        "a packed bucket has 0 bytes; at least 1 is required");
     for (uint32_t first = 0; first < tensor_list->n_tensors; first += c.n, n++)
-        c = chunk_at(tensor_list, first, bucket_nbytes);
+        c = packed_chunk_at(tensor_list, first, bucket_nbytes);
     if (chunks_new(&all, n, e) != 0)
         return -1;
     for (uint32_t first = 0; first < tensor_list->n_tensors; first += c.n) {
-        c = chunk_at(tensor_list, first, bucket_nbytes);
+        c = packed_chunk_at(tensor_list, first, bucket_nbytes);
         chunks_append(&all, &c);
     }
     *out = all;

@@ -208,8 +208,8 @@ static int refuse_reply(struct tcpstore *s, const struct request *r, const uint8
 }
 
 /* Before a request no bytes may be readable: they would be taken for its reply. */
-static int send_request(struct tcpstore *s, const struct request *r, const struct progress *p,
-                        struct err *e)
+static int tcpstore_send_request(struct tcpstore *s, const struct request *r,
+                                 const struct progress *p, struct err *e)
 {
     uint8_t byte;
     ssize_t n;
@@ -251,12 +251,13 @@ static int handshake(struct tcpstore *s, const struct progress *p, struct err *e
 
     request_put(&r, OP_VALIDATE, 1);
     request_put(&r, VALIDATE_MAGIC, 4);
-    if (send_request(s, &r, p, e) != 0)
+    if (tcpstore_send_request(s, &r, p, e) != 0)
         return -1;
     r = (struct request){.name = "PING"};
     request_put(&r, OP_PING, 1);
     request_put(&r, nonce, 4);
-    if (send_request(s, &r, p, e) != 0 || recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
+    if (tcpstore_send_request(s, &r, p, e) != 0 ||
+        recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
         return -1;
     if (memcmp(answer, r.bytes + 1, sizeof answer) != 0)
         return refuse_reply(s, &r, answer, sizeof answer,
@@ -308,7 +309,8 @@ int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
     request_put(&r, OP_ADD, 1);
     put_key(&r, "", "init/");
     request_put(&r, n_ranks, 8);
-    if (send_request(s, &r, p, e) != 0 || recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
+    if (tcpstore_send_request(s, &r, p, e) != 0 ||
+        recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
         return -1;
     bits = u64_of(answer);
     memcpy(&sum, &bits, sizeof sum);
@@ -348,7 +350,7 @@ int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p,
     bool came = false;
     struct io io;
 
-    if (call_begin(&r, OP_WAIT, "WAIT", key, e) != 0 || send_request(s, &r, p, e) != 0)
+    if (call_begin(&r, OP_WAIT, "WAIT", key, e) != 0 || tcpstore_send_request(s, &r, p, e) != 0)
         return -1;
     io = io_recv(s, &answer, 1, p);
     if (io.end == IO_DONE && answer == WAIT_DONE)
@@ -372,7 +374,7 @@ int tcpstore_get(struct tcpstore *s, const char *key, uint8_t value[TCPSTORE_VAL
     struct request r;
     uint64_t n;
 
-    if (call_begin(&r, OP_GET, "GET", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
+    if (call_begin(&r, OP_GET, "GET", key, e) != 0 || tcpstore_send_request(s, &r, p, e) != 0 ||
         recv_answer(s, &r, length, sizeof length, p, e) != 0)
         return -1;
     n = u64_of(length);

@@ -37,12 +37,12 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct walk *w, const ch
     return err_set(w->e, ERR_BAD_REQUEST, "", "tensor %u of the list: %s", (unsigned)w->i, text);
 }
 
-static const struct pickle_value *value_at(const struct walk *w, uint32_t cell)
+static const struct pickle_value *message_value_at(const struct walk *w, uint32_t cell)
 {
     return &w->p.values[w->p.cells[cell].value];
 }
 
-static bool is_text(const struct pickle_value *v, const char *text)
+static bool message_is_text(const struct pickle_value *v, const char *text)
 {
     return strlen(text) == v->n && memcmp(v->u.data, text, v->n) == 0;
 }
@@ -62,10 +62,10 @@ static int read_entry(struct walk *w, const struct pickle_value *dict, struct en
     if (dict->kind != PICKLE_DICT)
         return refuse(w, "it is %s, not a dict", pickle_kind_name(dict));
     for (uint32_t k = 0; k < dict->n / 2; k++) {
-        const struct pickle_value *key = value_at(w, cell);
+        const struct pickle_value *key = message_value_at(w, cell);
         uint32_t m = 0;
 
-        while (m < MEMBERS && !is_text(key, members[m].name))
+        while (m < MEMBERS && !message_is_text(key, members[m].name))
             m++;
         if (m == MEMBERS)
             return refuse(w, "member '%.*s' says something that is not known here",
@@ -73,7 +73,7 @@ static int read_entry(struct walk *w, const struct pickle_value *dict, struct en
         if (*members[m].to != NULL)
             return refuse(w, "it has '%s' twice", members[m].name);
         cell = w->p.cells[cell].next;
-        *members[m].to = value_at(w, cell);
+        *members[m].to = message_value_at(w, cell);
         cell = w->p.cells[cell].next;
     }
     for (uint32_t m = 0; m < MEMBERS; m++)
@@ -82,8 +82,8 @@ static int read_entry(struct walk *w, const struct pickle_value *dict, struct en
     return 0;
 }
 
-static int read_shape(struct walk *w, const struct pickle_value *v,
-                      uint64_t shape[TENSOR_LIST_NDIM_MAX])
+static int message_read_shape(struct walk *w, const struct pickle_value *v,
+                              uint64_t shape[TENSOR_LIST_NDIM_MAX])
 {
     uint32_t cell = v->u.items.first;
 
@@ -93,7 +93,7 @@ static int read_shape(struct walk *w, const struct pickle_value *v,
         return refuse(w, "its shape has %u dimensions; %d is the limit", (unsigned)v->n,
                       TENSOR_LIST_NDIM_MAX);
     for (uint32_t i = 0; i < v->n; i++, cell = w->p.cells[cell].next) {
-        const struct pickle_value *dim = value_at(w, cell);
+        const struct pickle_value *dim = message_value_at(w, cell);
 
         if (dim->kind != PICKLE_INT || dim->u.integer < 0)
             return refuse(w, "dimension %u of its shape is not an int from 0 on", (unsigned)i);
@@ -108,7 +108,7 @@ static int add_entry(struct walk *w, const struct pickle_value *v, uint64_t *off
     uint64_t shape[TENSOR_LIST_NDIM_MAX];
     struct entry x = {NULL};
 
-    if (read_entry(w, v, &x) != 0 || read_shape(w, x.shape, shape) != 0)
+    if (read_entry(w, v, &x) != 0 || message_read_shape(w, x.shape, shape) != 0)
         return -1;
     if (x.name->kind != PICKLE_STR)
         return refuse(w, "its name is %s; it is a str", pickle_kind_name(x.name));
@@ -124,7 +124,8 @@ static int add_entry(struct walk *w, const struct pickle_value *v, uint64_t *off
 }
 
 /* @out  zeroed */
-static int read_list(struct walk *w, const struct pickle_value *root, struct zmq_message *out)
+static int message_read_list(struct walk *w, const struct pickle_value *root,
+                             struct zmq_message *out)
 {
     uint32_t cell = root->u.items.first;
     struct tensor_list_builder *b;
@@ -137,7 +138,7 @@ static int read_list(struct walk *w, const struct pickle_value *root, struct zmq
     if (tensor_list_builder_new(&w->builder, w->e) != 0)
         return -1;
     for (w->i = 0; w->i < root->n; w->i++, cell = w->p.cells[cell].next)
-        if (add_entry(w, value_at(w, cell), &out->offsets[w->i]) != 0)
+        if (add_entry(w, message_value_at(w, cell), &out->offsets[w->i]) != 0)
             return -1;
     b = w->builder;
     w->builder = NULL;
@@ -149,11 +150,11 @@ static int read_buffer(struct walk *w, const struct pickle_value *root, struct z
     const struct pickle_value *rebuild, *args;
 
     out->kind = ZMQ_MESSAGE_BUFFER;
-    rebuild = root->n == PAIR ? value_at(w, root->u.items.first) : NULL;
+    rebuild = root->n == PAIR ? message_value_at(w, root->u.items.first) : NULL;
     if (rebuild == NULL || rebuild->kind != PICKLE_GLOBAL || rebuild->global != PICKLE_REBUILD)
         return err_set(w->e, ERR_BAD_REQUEST, "",
                        "the buffer is not a pair of rebuild_cuda_tensor and its arguments");
-    args = value_at(w, w->p.cells[root->u.items.first].next);
+    args = message_value_at(w, w->p.cells[root->u.items.first].next);
     if (torch_export_read(&out->buffer, out->uuid, &w->p, args, "the buffer", "", w->e) != 0)
         return -1;
     if (out->buffer.dtype == DTYPE_U8 && out->buffer.ndim == 1 && out->buffer.has_memory)
@@ -177,7 +178,7 @@ static int read_root(struct walk *w, struct zmq_message *out)
         out->kind = ZMQ_MESSAGE_ERROR;
         return 0;
     case PICKLE_LIST:
-        return read_list(w, root, out);
+        return message_read_list(w, root, out);
     case PICKLE_TUPLE:
         return read_buffer(w, root, out);
     default:

@@ -88,7 +88,7 @@ static int set_int(const struct zmq_ports *p, void *socket, int option, int valu
 }
 
 /* One message at a time: what a peer sends beyond it stays in its own queue. */
-static int set_options(const struct zmq_ports *p, void *socket, struct err *e)
+static int zmq_port_set_options(const struct zmq_ports *p, void *socket, struct err *e)
 {
     int64_t nbytes_max = ZMQ_MESSAGE_NBYTES_MAX;
 
@@ -152,7 +152,7 @@ static int open_port(struct zmq_ports *p, uint32_t i, const char *address, const
     port->socket = p->zmq.socket(p->ctx, ZMQ_REP);
     if (port->socket == NULL)
         return zmq_failed(p, "zmq_socket(ZMQ_REP)", e);
-    if (set_options(p, port->socket, e) != 0 || port_watch(p, i, e) != 0)
+    if (zmq_port_set_options(p, port->socket, e) != 0 || port_watch(p, i, e) != 0)
         return -1;
     return p->zmq.connect(port->socket, endpoint) == 0 ? 0 : zmq_failed(p, "zmq_connect", e);
 }
@@ -181,8 +181,8 @@ static int find_descriptors(uint32_t n, struct err *e)
                          (unsigned)n_wanted, (unsigned)n_open);
 }
 
-static int open_all(struct zmq_ports *p, const char *const *addresses, const char *const *roots,
-                    size_t n_roots, struct err *e)
+static int zmq_ports_open_all(struct zmq_ports *p, const char *const *addresses,
+                              const char *const *roots, size_t n_roots, struct err *e)
 {
     if (find_descriptors(p->n, e) != 0 || zmq_load(&p->zmq, e) != 0)
         return -1;
@@ -208,7 +208,7 @@ int zmq_ports_open(struct zmq_ports **out, const char *const *addresses, uint32_
     for (uint32_t i = 0; i < n; i++)
         p->ports[i].dirfd = -1;
     mtx_lock(&opening);
-    rc = open_all(p, addresses, roots, n_roots, e);
+    rc = zmq_ports_open_all(p, addresses, roots, n_roots, e);
     mtx_unlock(&opening);
     if (rc != 0) {
         zmq_ports_close(p);

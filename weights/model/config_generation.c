@@ -7,8 +7,8 @@
 enum { TEMPERATURE_MAX = 100 }; /* as gen_params_check */
 
 /* A number within (or, if `open`, above) `least` and up to `most`. */
-static int read_number(float *out, bool *given, const json_t *o, const char *key, double least,
-                       bool open, double most, struct err *e)
+static int generation_read_number(float *out, bool *given, const json_t *o, const char *key,
+                                  double least, bool open, double most, struct err *e)
 {
     const json_t *v = config_member(o, key);
     double number = json_number_value(v);
@@ -45,12 +45,12 @@ int config_generation(struct model_defaults *out, const json_t *generation, stru
     struct model_defaults d = {0};
     int64_t top_k = 0, max_tokens = 0;
 
-    if (read_number(&d.temperature, &d.has_temperature, generation, "temperature", 0, false,
-                    TEMPERATURE_MAX, e) != 0 ||
-        read_number(&d.top_p, &d.has_top_p, generation, "top_p", 0, true, 1, e) != 0 ||
-        read_number(&d.min_p, &d.has_min_p, generation, "min_p", 0, false, 1, e) != 0 ||
-        read_number(&d.repetition_penalty, &d.has_repetition_penalty, generation,
-                    "repetition_penalty", 0, true, (double)FLT_MAX, e) != 0 ||
+    if (generation_read_number(&d.temperature, &d.has_temperature, generation, "temperature", 0,
+                               false, TEMPERATURE_MAX, e) != 0 ||
+        generation_read_number(&d.top_p, &d.has_top_p, generation, "top_p", 0, true, 1, e) != 0 ||
+        generation_read_number(&d.min_p, &d.has_min_p, generation, "min_p", 0, false, 1, e) != 0 ||
+        generation_read_number(&d.repetition_penalty, &d.has_repetition_penalty, generation,
+                               "repetition_penalty", 0, true, (double)FLT_MAX, e) != 0 ||
         read_integer(&top_k, &d.has_top_k, generation, "top_k", -1, e) != 0 ||
         read_integer(&max_tokens, &d.has_max_tokens, generation, "max_new_tokens", 1, e) != 0)
         return -1;

@@ -196,8 +196,8 @@ static void scale_context(struct model_config *c)
 
 /* @c  as config_rope's, with the rope_theta of the file
  * @dict  the value of `where` in `o` */
-static int read_dict(struct model_config *c, const json_t *o, json_t *dict, const char *where,
-                     struct err *e)
+static int rope_read_dict(struct model_config *c, const json_t *o, json_t *dict, const char *where,
+                          struct err *e)
 {
     const char *inner;
     json_t *v;
@@ -264,9 +264,9 @@ int config_rope(struct model_config *c, const json_t *o, struct err *e)
     if (parameters == NULL && scaling == NULL)
         return check_angles(c, "", "", e);
     other = *c;
-    if (parameters != NULL && read_dict(c, o, parameters, first, e) != 0)
+    if (parameters != NULL && rope_read_dict(c, o, parameters, first, e) != 0)
         return -1;
-    if (scaling != NULL && read_dict(&other, o, scaling, second, e) != 0)
+    if (scaling != NULL && rope_read_dict(&other, o, scaling, second, e) != 0)
         return -1;
     if (parameters != NULL && scaling != NULL && !rotates_alike(c, &other))
         return err_set(

@@ -47,8 +47,8 @@ enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
 /* Biases that the architecture always or never has are not read from a key; a key with the other
  * value belongs to another model. */
-static int read_bias(bool *out, const json_t *o, const char *key, enum bias_rule rule,
-                     struct err *e)
+static int model_config_read_bias(bool *out, const json_t *o, const char *key, enum bias_rule rule,
+                                  struct err *e)
 {
     bool by_key = rule == BIAS_ALWAYS;
 
@@ -65,14 +65,15 @@ static int read_bias(bool *out, const json_t *o, const char *key, enum bias_rule
 static int parse_biases(struct model_config *c, const struct arch *a, const json_t *o,
                         struct err *e)
 {
-    if (read_bias(&c->qkv_bias, o, "attention_bias", a->qkv_bias, e) != 0 ||
-        read_bias(&c->mlp_bias, o, "mlp_bias", a->mlp_bias, e) != 0)
+    if (model_config_read_bias(&c->qkv_bias, o, "attention_bias", a->qkv_bias, e) != 0 ||
+        model_config_read_bias(&c->mlp_bias, o, "mlp_bias", a->mlp_bias, e) != 0)
         return -1;
     c->o_bias = a->o_bias == BIAS_BY_KEY && c->qkv_bias;
     return 0;
 }
 
-static int parse_json(json_t **out, const char *json, size_t len, const char *file, struct err *e)
+static int model_config_parse_json(json_t **out, const char *json, size_t len, const char *file,
+                                   struct err *e)
 {
     json_error_t je;
     bool starved;
@@ -357,10 +358,11 @@ int model_config_parse(struct model_config *out, const char *json, size_t len,
     json_t *o = NULL, *generation = NULL;
     int rc = -1;
 
-    if (parse_json(&o, json, len, "config.json", e) != 0)
+    if (model_config_parse_json(&o, json, len, "config.json", e) != 0)
         return -1;
     if (generation_json != NULL &&
-        parse_json(&generation, generation_json, generation_len, "generation_config.json", e) != 0)
+        model_config_parse_json(&generation, generation_json, generation_len,
+                                "generation_config.json", e) != 0)
         goto drop;
     if (parse_members(&c, o, e) != 0 || parse_eos(&c, o, generation, e) != 0 ||
         config_generation(&c.defaults, generation, e) != 0)

@@ -110,8 +110,8 @@ struct building {
 };
 
 /* @dtype  of the tensor; DTYPE_NONE: as it is stored, else the config's */
-static int add_tensor(const struct building *b, const char *name, const uint64_t *shape,
-                      uint32_t ndim, enum dtype dtype, struct err *e)
+static int config_add_tensor(const struct building *b, const char *name, const uint64_t *shape,
+                             uint32_t ndim, enum dtype dtype, struct err *e)
 {
     uint32_t i = b->stored != NULL ? tensor_list_find(b->stored, name) : TENSOR_LIST_NO_TENSOR;
 
@@ -145,8 +145,9 @@ static int add_expert(const struct building *b, uint32_t layer, uint32_t expert,
         if (i != TENSOR_LIST_NO_TENSOR)
             of_fused = b->stored->tensors[i].dtype;
         expert_tensor_shape(b->cfg, (enum expert_tensor)t, shape);
-        if (add_tensor(b, expert_tensor_name(b->cfg, layer, expert, (enum expert_tensor)t, name),
-                       shape, 2, of_fused, e) != 0)
+        if (config_add_tensor(
+                b, expert_tensor_name(b->cfg, layer, expert, (enum expert_tensor)t, name), shape, 2,
+                of_fused, e) != 0)
             return -1;
     }
     return 0;
@@ -154,7 +155,7 @@ static int add_expert(const struct building *b, uint32_t layer, uint32_t expert,
 
 /* The router of DeepSeek-V3 is float32 in a model of any dtype, as transformers holds and saves it.
  */
-static bool is_float32(const struct model_config *c, enum layer_tensor t)
+static bool spec_of_config_is_float32(const struct model_config *c, enum layer_tensor t)
 {
     return c->experts.sigmoid && (t == LAYER_ROUTER || t == LAYER_ROUTER_BIAS);
 }
@@ -168,8 +169,10 @@ static int add_layer(const struct building *b, uint32_t layer, struct err *e)
         uint32_t ndim = layer_tensor_shape(b->cfg, (enum layer_tensor)t, shape);
 
         if (layer_tensor_needed(b->cfg, layer, (enum layer_tensor)t) &&
-            add_tensor(b, layer_tensor_name(layer, (enum layer_tensor)t, name), shape, ndim,
-                       is_float32(b->cfg, (enum layer_tensor)t) ? DTYPE_F32 : DTYPE_NONE, e) != 0)
+            config_add_tensor(b, layer_tensor_name(layer, (enum layer_tensor)t, name), shape, ndim,
+                              spec_of_config_is_float32(b->cfg, (enum layer_tensor)t) ? DTYPE_F32
+                                                                                      : DTYPE_NONE,
+                              e) != 0)
             return -1;
     }
     for (uint32_t i = 0; model_layer_is_sparse(b->cfg, layer) && i < b->cfg->experts.n; i++)
@@ -186,15 +189,16 @@ static int build_tensor_list(struct tensor_list **out, const struct model_config
 
     if (tensor_list_builder_new(&b.builder, e) != 0)
         return -1;
-    if (add_tensor(&b, MODEL_EMBED_NAME, table, 2, DTYPE_NONE, e) != 0)
+    if (config_add_tensor(&b, MODEL_EMBED_NAME, table, 2, DTYPE_NONE, e) != 0)
         goto drop;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
         if (add_layer(&b, layer, e) != 0)
             goto drop;
     }
-    if (add_tensor(&b, MODEL_NORM_NAME, norm, 1, DTYPE_NONE, e) != 0)
+    if (config_add_tensor(&b, MODEL_NORM_NAME, norm, 1, DTYPE_NONE, e) != 0)
         goto drop;
-    if (!c->tie_word_embeddings && add_tensor(&b, MODEL_HEAD_NAME, table, 2, DTYPE_NONE, e) != 0)
+    if (!c->tie_word_embeddings &&
+        config_add_tensor(&b, MODEL_HEAD_NAME, table, 2, DTYPE_NONE, e) != 0)
         goto drop;
     return tensor_list_builder_finish(b.builder, out, e);
 
@@ -203,13 +207,14 @@ drop:
     return -1;
 }
 
-static int hold_routers(struct model_spec *m, const struct model_config *c, struct err *e)
+static int spec_of_config_hold_routers(struct model_spec *m, const struct model_config *c,
+                                       struct err *e)
 {
     char name[MODEL_NAME_MAX];
 
     for (uint32_t layer = 0; layer < c->n_layers; layer++)
         for (int t = 0; t < LAYER_TENSOR_COUNT; t++)
-            if (is_float32(c, (enum layer_tensor)t) &&
+            if (spec_of_config_is_float32(c, (enum layer_tensor)t) &&
                 layer_tensor_needed(c, layer, (enum layer_tensor)t) &&
                 model_spec_hold(m, layer_tensor_name(layer, (enum layer_tensor)t, name), e) != 0)
                 return -1;
@@ -249,7 +254,7 @@ int model_spec_of_config(struct model_spec **out, const struct model_config *cfg
     spec_aliases_fini(&aliases);
     if (rc != 0)
         return -1;
-    if (hold_routers(made, cfg, e) != 0 || derive_rotary(made, cfg, e) != 0) {
+    if (spec_of_config_hold_routers(made, cfg, e) != 0 || derive_rotary(made, cfg, e) != 0) {
         model_spec_free(made);
         return -1;
     }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool ends_in(const char *name, const char *suffix)
+static bool spec_of_dir_ends_in(const char *name, const char *suffix)
 {
     size_t len = strlen(name), n = strlen(suffix);
 
@@ -15,14 +15,14 @@ static bool ends_in(const char *name, const char *suffix)
 /* That of the model, or of a model within a model. */
 static bool is_head(const char *name)
 {
-    return strcmp(name, "lm_head.weight") == 0 || ends_in(name, ".lm_head.weight");
+    return strcmp(name, "lm_head.weight") == 0 || spec_of_dir_ends_in(name, ".lm_head.weight");
 }
 
 /* Routers that correct the choice of experts by a bias: those of DeepSeek-V3, and of GLM-4.5, Kimi,
  * dots1 and others that took it over. transformers holds and saves both tensors in float32
  * since 5.24
  * (_keep_in_fp32_modules_strict); published checkpoints have BF16. */
-static bool is_float32(const struct tensor_list *stored, const struct tensor_spec *t)
+static bool spec_of_dir_is_float32(const struct tensor_list *stored, const struct tensor_spec *t)
 {
     static const char weight[] = ".gate.weight", bias[] = ".gate.e_score_correction_bias";
     size_t prefix = strlen(t->name) - (sizeof weight - 1);
@@ -30,18 +30,19 @@ static bool is_float32(const struct tensor_list *stored, const struct tensor_spe
 
     if (t->dtype != DTYPE_F32 && t->dtype != DTYPE_BF16 && t->dtype != DTYPE_F16)
         return false;
-    if (ends_in(t->name, bias))
+    if (spec_of_dir_ends_in(t->name, bias))
         return true;
-    if (!ends_in(t->name, weight))
+    if (!spec_of_dir_ends_in(t->name, weight))
         return false;
     (void)snprintf(sibling, sizeof sibling, "%.*s%s", (int)prefix, t->name, bias);
     return tensor_list_find(stored, sibling) != TENSOR_LIST_NO_TENSOR;
 }
 
-static int hold_routers(struct model_spec *m, const struct tensor_list *stored, struct err *e)
+static int spec_of_dir_hold_routers(struct model_spec *m, const struct tensor_list *stored,
+                                    struct err *e)
 {
     for (uint32_t i = 0; i < stored->n_tensors; i++)
-        if (is_float32(stored, &stored->tensors[i]) &&
+        if (spec_of_dir_is_float32(stored, &stored->tensors[i]) &&
             model_spec_hold(m, stored->tensors[i].name, e) != 0)
             return -1;
     return 0;
@@ -61,7 +62,8 @@ static int stored_model_spec(struct model_spec **out, const struct tensor_list *
 
         if (model_spec_is_rotary(t->name) || (ties && is_head(t->name)))
             continue;
-        if (tensor_list_builder_add(b, t->name, is_float32(stored, t) ? DTYPE_F32 : t->dtype,
+        if (tensor_list_builder_add(b, t->name,
+                                    spec_of_dir_is_float32(stored, t) ? DTYPE_F32 : t->dtype,
                                     t->shape, t->ndim, UINT64_MAX, e) != 0) {
             tensor_list_builder_free(b);
             return -1;
@@ -70,7 +72,7 @@ static int stored_model_spec(struct model_spec **out, const struct tensor_list *
     if (tensor_list_builder_finish(b, &tensor_list, e) != 0 ||
         model_spec_new(&made, tensor_list, NULL, 0, e) != 0)
         return -1;
-    if (hold_routers(made, stored, e) != 0) {
+    if (spec_of_dir_hold_routers(made, stored, e) != 0) {
         model_spec_free(made);
         return -1;
     }

@@ -19,7 +19,7 @@
 
 enum { JOURNAL_NBYTES_MAX = 16384, JOURNAL_FORMAT = 2, JOURNAL_MODE = 0600 };
 
-static int refuse_call(struct err *e, const char *call, const char *name)
+static int journal_refuse_call(struct err *e, const char *call, const char *name)
 {
     return err_set_errno(e, ERR_NOT_RECORDED, "", errno, "%s of '%s' in --state-dir failed", call,
                          name);
@@ -35,7 +35,7 @@ int state_write(int fd, const char *name, const void *bytes, size_t n, uint64_t 
         if (done < 0 && errno == EINTR)
             continue;
         if (done <= 0)
-            return refuse_call(e, "a write", name);
+            return journal_refuse_call(e, "a write", name);
         from += done;
         at += (uint64_t)done;
         n -= (size_t)done;
@@ -46,11 +46,11 @@ int state_write(int fd, const char *name, const void *bytes, size_t n, uint64_t 
 int state_publish(int dirfd, int fd, const char *from, const char *to, struct err *e)
 {
     if (fsync(fd) != 0)
-        return refuse_call(e, "fsync", from);
+        return journal_refuse_call(e, "fsync", from);
     if (renameat(dirfd, from, dirfd, to) != 0)
-        return refuse_call(e, "a rename", from);
+        return journal_refuse_call(e, "a rename", from);
     if (fsync(dirfd) != 0)
-        return refuse_call(e, "fsync of the directory after the rename", to);
+        return journal_refuse_call(e, "fsync of the directory after the rename", to);
     return 0;
 }
 
@@ -92,7 +92,7 @@ int journal_write(int dirfd, const struct journal_entry *entry, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the journal");
     fd = openat(dirfd, JOURNAL_NEW, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
                 JOURNAL_MODE);
-    rc = fd < 0 ? refuse_call(e, "opening", JOURNAL_NEW)
+    rc = fd < 0 ? journal_refuse_call(e, "opening", JOURNAL_NEW)
                 : state_write(fd, JOURNAL_NEW, text, strlen(text), 0, e);
     free(text);
     if (rc == 0)
@@ -102,12 +102,12 @@ int journal_write(int dirfd, const struct journal_entry *entry, struct err *e)
     return rc;
 }
 
-static int copy_text(char *out, size_t cap, const char *text)
+static int journal_copy_text(char *out, size_t cap, const char *text)
 {
     return (size_t)snprintf(out, cap, "%s", text) < cap ? 0 : -1;
 }
 
-static int unpack(struct journal_entry *j, const json_t *root, struct err *why)
+static int journal_unpack(struct journal_entry *j, const json_t *root, struct err *why)
 {
     const char *commit_id, *label, *model_spec, *content, *checksum;
     char found[CHECKSUM_LEN + 1];
@@ -122,10 +122,10 @@ static int unpack(struct journal_entry *j, const json_t *root, struct err *why)
                     &format, "commit_id", &commit_id, "serial", &serial, "weight_version", &label,
                     "model_spec", &model_spec, "content", &content, "time", &time_s, "checksum",
                     &checksum) != 0 ||
-        serial < 1 || copy_text(j->commit_id, sizeof j->commit_id, commit_id) != 0 ||
-        copy_text(j->label, sizeof j->label, label) != 0 ||
-        copy_text(j->model_spec, sizeof j->model_spec, model_spec) != 0 ||
-        copy_text(j->content, sizeof j->content, content) != 0)
+        serial < 1 || journal_copy_text(j->commit_id, sizeof j->commit_id, commit_id) != 0 ||
+        journal_copy_text(j->label, sizeof j->label, label) != 0 ||
+        journal_copy_text(j->model_spec, sizeof j->model_spec, model_spec) != 0 ||
+        journal_copy_text(j->content, sizeof j->content, content) != 0)
         return err_set(why, ERR_UNREADABLE, "", "its members are not those of a journal");
     j->serial = (uint64_t)serial;
     j->time_s = time_s;
@@ -152,7 +152,7 @@ enum journal_found journal_read(struct journal_entry *out, const char *dir, stru
         return JOURNAL_NONE;
     root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
     free(text);
-    rc = root != NULL ? unpack(&j, root, why)
+    rc = root != NULL ? journal_unpack(&j, root, why)
                       : err_set(why, ERR_UNREADABLE, "", "it is not JSON: %.100s", wrong.text);
     json_decref(root);
     if (rc != 0)

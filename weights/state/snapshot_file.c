@@ -194,7 +194,7 @@ static int write_head(struct writing *s, bool measure, struct err *e)
     return rc;
 }
 
-static int write_all(struct writing *s, struct err *e)
+static int snapshot_write_all(struct writing *s, struct err *e)
 {
     char name[SNAPSHOT_NAME_MAX];
     int rc;
@@ -227,7 +227,7 @@ int snapshot_write(const struct snapshot_write *w, struct err *e)
     if (s.fd < 0)
         return err_set_errno(e, ERR_NOT_RECORDED, "", errno, "opening '%s' in --state-dir failed",
                              SNAPSHOT_NEW);
-    rc = write_all(&s, e);
+    rc = snapshot_write_all(&s, e);
     if (rc != 0)
         (void)unlinkat(w->dirfd, SNAPSHOT_NEW, 0);
     (void)close(s.fd);
@@ -270,8 +270,9 @@ static int parse_origin(struct snapshot_head *out, const char *text, char digest
     return strcmp(again, text) == 0 ? 0 : -1;
 }
 
-static int check_head(struct snapshot_head *out, const struct safetensors *f,
-                      const struct tensor_list *spec, struct checksum *sums, struct err *e)
+static int snapshot_file_check_head(struct snapshot_head *out, const struct safetensors *f,
+                                    const struct tensor_list *spec, struct checksum *sums,
+                                    struct err *e)
 {
     char content[CONTENT_LEN + 1], digest[CONTENT_LEN + 1], given[CONTENT_LEN + 1] = "";
     struct snapshot_head h = {0};
@@ -302,7 +303,7 @@ int snapshot_read_head(struct snapshot_head *out, const char *path, const struct
         return -1;
     (void)close(fd);
     sums = calloc(spec->n_tensors, sizeof *sums);
-    rc = sums != NULL ? check_head(out, &f, spec, sums, e)
+    rc = sums != NULL ? snapshot_file_check_head(out, &f, spec, sums, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to check a snapshot");
     free(sums);
     safetensors_fini(&f);

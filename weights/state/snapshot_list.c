@@ -16,7 +16,7 @@ void snapshot_name(char out[SNAPSHOT_NAME_MAX], uint64_t serial)
 }
 
 /* Exactly a name that snapshot_name writes. */
-static bool parse_name(const char *name, uint64_t *serial)
+static bool snapshot_list_parse_name(const char *name, uint64_t *serial)
 {
     char again[SNAPSHOT_NAME_MAX];
     static const char start[] = "snapshot-";
@@ -51,7 +51,7 @@ int snapshot_list_read(struct snapshot_list *out, int dirfd, struct err *e)
         return -1;
     }
     while ((d = readdir(dir)) != NULL)
-        if (parse_name(d->d_name, &serial) && out->n < SNAPSHOTS_LISTED_MAX)
+        if (snapshot_list_parse_name(d->d_name, &serial) && out->n < SNAPSHOTS_LISTED_MAX)
             out->serials[out->n++] = serial;
     (void)closedir(dir);
     qsort(out->serials, out->n, sizeof out->serials[0], newest_first);

@@ -15,7 +15,7 @@
 
 enum { DIR_MODE = 0700 };
 
-static int refuse_call(struct err *e, const char *what)
+static int state_dir_refuse_call(struct err *e, const char *what)
 {
     return err_set_errno(e, ERR_UNREADABLE, "", errno, "%s", what);
 }
@@ -40,7 +40,7 @@ static int sync_parent(const struct state_dir *d, struct err *e)
     int fd = openat(d->dirfd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc = fd >= 0 && fsync(fd) == 0
                  ? 0
-                 : refuse_call(e, "the directory above it cannot be synchronized");
+                 : state_dir_refuse_call(e, "the directory above it cannot be synchronized");
 
     if (fd >= 0)
         (void)close(fd);
@@ -54,10 +54,10 @@ static int open_dir(struct state_dir *d, struct err *e)
     bool made = mkdir(d->path, DIR_MODE) == 0;
 
     if (!made && errno != EEXIST)
-        return refuse_call(e, "this directory cannot be made");
+        return state_dir_refuse_call(e, "this directory cannot be made");
     d->dirfd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (d->dirfd < 0)
-        return refuse_call(e, "this directory cannot be opened");
+        return state_dir_refuse_call(e, "this directory cannot be opened");
     if (made && sync_parent(d, e) != 0)
         return -1;
     return lock_dir(d, e);

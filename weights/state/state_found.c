@@ -14,7 +14,7 @@
 
 enum { LOCK_MODE = 0600 };
 
-static int refuse_call(struct err *e, const char *what)
+static int state_found_refuse_call(struct err *e, const char *what)
 {
     return err_set_errno(e, ERR_UNREADABLE, "", errno, "%s", what);
 }
@@ -26,11 +26,11 @@ int state_lock(int *fd, int dirfd, int flags, struct err *e)
 
     *fd = openat(dirfd, LOCK_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, LOCK_MODE);
     if (*fd < 0)
-        return refuse_call(e, "the file 'lock' in it cannot be opened for writing");
+        return state_found_refuse_call(e, "the file 'lock' in it cannot be opened for writing");
     if (flock(*fd, LOCK_EX | LOCK_NB) == 0)
         return 0;
     if (errno != EWOULDBLOCK)
-        return refuse_call(e, "flock of the file 'lock' in it failed");
+        return state_found_refuse_call(e, "flock of the file 'lock' in it failed");
     n = pread(*fd, text, sizeof text - 1, 0);
     return err_set(e, ERR_CONFLICT, "",
                    "another server uses this directory (process %.*s); each server needs its own",
@@ -100,7 +100,7 @@ static int check_parent(const char *path, struct err *e)
     if ((size_t)snprintf(copy, sizeof copy, "%s", path) >= sizeof copy)
         return err_set(e, ERR_UNREADABLE, "", "its path is too long");
     if (faccessat(AT_FDCWD, dirname(copy), W_OK | X_OK, AT_EACCESS) != 0)
-        return refuse_call(e, "this directory cannot be made");
+        return state_found_refuse_call(e, "this directory cannot be made");
     return 0;
 }
 
@@ -110,7 +110,7 @@ static int inspect_open(struct state_found *out, struct err *in_use, int dirfd, 
     int lock_fd = -1, rc = 0;
 
     if (faccessat(dirfd, ".", W_OK | X_OK, AT_EACCESS) != 0)
-        return refuse_call(e, "this directory cannot be written");
+        return state_found_refuse_call(e, "this directory cannot be written");
     if (faccessat(dirfd, LOCK_NAME, F_OK, 0) == 0)
         rc = state_lock(&lock_fd, dirfd, 0, e);
     if (rc != 0 && e->code == ERR_CONFLICT) {
@@ -131,7 +131,7 @@ int state_dir_inspect(struct state_found *out, bool *exists, struct err *in_use,
     *exists = dirfd >= 0;
     if (dirfd < 0)
         return errno == ENOENT ? check_parent(path, e)
-                               : refuse_call(e, "this directory cannot be opened");
+                               : state_found_refuse_call(e, "this directory cannot be opened");
     rc = inspect_open(out, in_use, dirfd, path, model_spec, e);
     (void)close(dirfd);
     return rc;

@@ -210,7 +210,7 @@ int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out
     return 0;
 }
 
-static struct lease *find_locked(struct handle_leases *l, const char *id)
+static struct lease *leases_find_locked(struct handle_leases *l, const char *id)
 {
     mtx_assert_held(&l->lock);
     for (size_t i = 0; i < LEASES_MAX; i++)
@@ -220,7 +220,7 @@ static struct lease *find_locked(struct handle_leases *l, const char *id)
     return NULL;
 }
 
-static int refuse_unknown(const char *id, struct err *e)
+static int leases_refuse_unknown(const char *id, struct err *e)
 {
     return err_set(e, ERR_NOT_FOUND, "/lease_id",
                    "there is no lease '%.64s': it has ended, or never existed", id);
@@ -231,7 +231,7 @@ void lease_start(struct handle_leases *l, const char *id)
     struct lease *it;
 
     mtx_lock(&l->lock);
-    it = find_locked(l, id);
+    it = leases_find_locked(l, id);
     assert(it != NULL && it->state == LEASE_OPENING);
     it->state = LEASE_RUNNING;
     lease_timer_renew(&it->info.timer);
@@ -246,7 +246,7 @@ int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struc
 
     assert(lease_s <= LEASE_S_MAX);
     mtx_lock(&l->lock);
-    it = find_locked(l, id);
+    it = leases_find_locked(l, id);
     if (it != NULL && (it->state != LEASE_RUNNING || lease_timer_expired(&it->info.timer)))
         it = NULL; /* expired, but not removed yet */
     if (it != NULL) {
@@ -255,7 +255,7 @@ int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struc
         *out = it->info;
     }
     mtx_unlock(&l->lock);
-    return it != NULL ? 0 : refuse_unknown(id, e);
+    return it != NULL ? 0 : leases_refuse_unknown(id, e);
 }
 
 int lease_close(struct handle_leases *l, const char *id, struct err *e)
@@ -264,12 +264,12 @@ int lease_close(struct handle_leases *l, const char *id, struct err *e)
     struct lease *it;
 
     mtx_lock(&l->lock);
-    it = find_locked(l, id);
+    it = leases_find_locked(l, id);
     if (it != NULL)
         v = take_out_locked(l, it);
     mtx_unlock(&l->lock);
     if (it == NULL)
-        return refuse_unknown(id, e);
+        return leases_refuse_unknown(id, e);
     store_unpin(l->store, v);
     return 0;
 }

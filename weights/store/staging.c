@@ -136,7 +136,7 @@ void staging_memory_return(struct staging *g, uint32_t place, struct staging_mem
     memset(room, 0, sizeof *room);
 }
 
-static const struct tensor_spec *spec_of(const struct staging *g, uint32_t index)
+static const struct tensor_spec *staging_spec_of(const struct staging *g, uint32_t index)
 {
     const struct tensor_list *tensor_list = g->store->model_spec->tensor_list;
 
@@ -170,7 +170,7 @@ static int staging_arrive(struct staging *g, uint32_t place, uint32_t index, str
 
     if (*arrived)
         return err_set(e, ERR_PRECONDITION, "/names", "'%.256s' already arrived in this update",
-                       spec_of(g, index)->name);
+                       staging_spec_of(g, index)->name);
     *arrived = true;
     count_arrival(g, place, index);
     return 0;
@@ -181,7 +181,7 @@ int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab 
 {
     struct view *view = version_view(g->next, place, index);
 
-    assert(addr % dtype_nbytes(spec_of(g, index)->dtype) == 0);
+    assert(addr % dtype_nbytes(staging_spec_of(g, index)->dtype) == 0);
     if (staging_arrive(g, place, index, e) != 0)
         return -1;
     view->addr = addr;

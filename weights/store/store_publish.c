@@ -106,7 +106,7 @@ static void journal_after(struct store *s)
 }
 
 /* `label`, or the one that a version without a label gets. */
-static void set_name(struct version_owned *v, const char *label)
+static void store_publish_set_name(struct version_owned *v, const char *label)
 {
     struct version_label *name = v->version.name;
 
@@ -132,7 +132,7 @@ static int commit_begin(struct store *s, struct staging *g, const char *label, s
     next->version.nbytes = s->model_spec->tensor_list->nbytes;
     next->version.serial = s->serial + 1; /* only commits write it, one at a time */
     staging_complete_views(g, next->version.serial);
-    set_name(next, label);
+    store_publish_set_name(next, label);
     if (journal_before(s, &next->version, e) == 0)
         return 0;
     mtx_lock(&s->lock);
@@ -184,7 +184,7 @@ static void share_all(struct version_owned *next, struct version_owned *from)
     next->version.nbytes = from->version.nbytes;
 }
 
-static int check_serial(const struct version *v, uint64_t if_serial, struct err *e)
+static int store_publish_check_serial(const struct version *v, uint64_t if_serial, struct err *e)
 {
     if (if_serial == 0 || v->serial == if_serial)
         return 0;
@@ -206,7 +206,7 @@ static int label_begin(struct store *s, uint64_t if_serial, struct version_owned
         if (s->state != STORE_READY)
             rc = store_refuse_state_locked(s, e);
         else
-            rc = check_serial(&s->current->version, if_serial, e);
+            rc = store_publish_check_serial(&s->current->version, if_serial, e);
         if (rc != 0) {
             publish_end_locked(s);
         } else {
@@ -233,7 +233,7 @@ int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint
         return -1;
     }
     share_all(next, from);
-    set_name(next, label);
+    store_publish_set_name(next, label);
     rc = journal_before(s, &next->version, e);
     mtx_lock(&s->lock);
     if (rc == 0) {

@@ -26,7 +26,7 @@ static uint64_t backup_aligned(uint64_t offset)
     return (offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
 }
 
-static uint64_t nbytes_of(const struct store *s, uint32_t index)
+static uint64_t sleep_nbytes_of(const struct store *s, uint32_t index)
 {
     return s->model_spec->tensor_list->tensors[index].nbytes;
 }
@@ -63,9 +63,9 @@ static int host_backup_make_place(const struct store *s, const struct version_ow
     if (device_batch_new(store_device(s, p), &b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < v->n_tensors && rc == 0; i++)
-        if (nbytes_of(s, i) > 0 && first_place(v, i) == p)
+        if (sleep_nbytes_of(s, i) > 0 && first_place(v, i) == p)
             rc = device_batch_to_host(b, (char *)host_backup->slab->base + host_backup->offsets[i],
-                                      version_view(v, p, i)->addr, nbytes_of(s, i), e);
+                                      version_view(v, p, i)->addr, sleep_nbytes_of(s, i), e);
     if (rc == 0)
         rc = wait_batch(b, e);
     device_batch_free(b);
@@ -84,7 +84,7 @@ static int host_backup_make(struct store *s, const struct version_owned *v, stru
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a list of %u tensors", v->n_tensors);
     for (uint32_t i = 0; i < v->n_tensors; i++) {
         host_backup.offsets[i] = nbytes;
-        nbytes = backup_aligned(nbytes + nbytes_of(s, i));
+        nbytes = backup_aligned(nbytes + sleep_nbytes_of(s, i));
     }
     if (slab_pool_check(s->scratch, nbytes, e) != 0 ||
         slab_new(&host_backup.slab, s->scratch, nbytes, e) != 0)
@@ -271,7 +271,7 @@ static int wake_place(struct store *s, const struct version_owned *v, uint32_t p
 
     for (uint32_t i = 0; i < v->n_tensors; i++)
         if (was_seen(v, p, i)) {
-            nbytes = backup_aligned(nbytes) + nbytes_of(s, i);
+            nbytes = backup_aligned(nbytes) + sleep_nbytes_of(s, i);
             n++;
         }
     if (n >= store_n_kept(s, p) && nbytes < store_whole_nbytes(s, p))
@@ -287,10 +287,10 @@ static int wake_place(struct store *s, const struct version_owned *v, uint32_t p
         if (!was_seen(v, p, i))
             continue;
         nbytes = backup_aligned(nbytes);
-        if (nbytes_of(s, i) > 0)
+        if (sleep_nbytes_of(s, i) > 0)
             rc = device_batch_from_host(b, (*out)->addr + nbytes, backup_place(s, v, i),
-                                        nbytes_of(s, i), e);
-        nbytes += nbytes_of(s, i);
+                                        sleep_nbytes_of(s, i), e);
+        nbytes += sleep_nbytes_of(s, i);
     }
     if (rc == 0)
         rc = wait_batch(b, e);
@@ -311,7 +311,7 @@ static void use_wake_slab(const struct store *s, const struct version_owned *v, 
         at = backup_aligned(at);
         view->slab = slab_ref(slab);
         view->addr = slab->addr + at;
-        at += nbytes_of(s, i);
+        at += sleep_nbytes_of(s, i);
     }
 }
 

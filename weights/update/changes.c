@@ -62,7 +62,8 @@ static bool same_content(const struct contents *c, uint32_t i, const struct chec
 }
 
 /* The slot of a content, or the empty one where it belongs. */
-static uint32_t *slot_of(const struct contents *c, const struct checksum *sum, uint64_t nbytes)
+static uint32_t *contents_slot_of(const struct contents *c, const struct checksum *sum,
+                                  uint64_t nbytes)
 {
     uint64_t hash = (sum->a ^ (sum->b << 1) ^ nbytes) * UINT64_C(0x9e3779b97f4a7c15);
     uint32_t at = (uint32_t)(hash >> 32) & c->mask;
@@ -91,7 +92,7 @@ static int contents_init(struct contents *out, const struct tensor_list *tensor_
 
         if (!tells_apart(t, &digests[i]))
             continue;
-        slot = slot_of(&c, &digests[i].sum, t->nbytes);
+        slot = contents_slot_of(&c, &digests[i].sum, t->nbytes);
         if (*slot == TENSOR_LIST_NO_TENSOR)
             *slot = i;
     }
@@ -113,8 +114,9 @@ static bool is_large(const struct tensor_spec *t, const struct digest *d)
     return t->numel >= CHANGES_LARGE_NUMEL && tells_apart(t, d);
 }
 
-static void compare_with_before(struct change_report *r, const struct tensor_list *tensor_list,
-                                const struct digest *before, const struct digest *now)
+static void changes_compare_with_before(struct change_report *r,
+                                        const struct tensor_list *tensor_list,
+                                        const struct digest *before, const struct digest *now)
 {
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         enum change change = change_of(&before[i], &now[i]);
@@ -131,13 +133,13 @@ static void compare_with_before(struct change_report *r, const struct tensor_lis
 /* The tensor that had these bytes in the version before. */
 static uint32_t other_before(const struct contents *before, uint32_t i, const struct digest *now)
 {
-    return *slot_of(before, &now[i].sum, before->tensor_list->tensors[i].nbytes);
+    return *contents_slot_of(before, &now[i].sum, before->tensor_list->tensors[i].nbytes);
 }
 
 /* Another tensor that has the same bytes now, and did not have the same before. */
 static uint32_t other_now(const struct contents *now, uint32_t i, const struct digest *before)
 {
-    uint32_t k = *slot_of(now, &now->digests[i].sum, now->tensor_list->tensors[i].nbytes);
+    uint32_t k = *contents_slot_of(now, &now->digests[i].sum, now->tensor_list->tensors[i].nbytes);
 
     if (k == i || k == TENSOR_LIST_NO_TENSOR || !before[k].known ||
         checksum_equal(before[k].sum, before[i].sum))
@@ -174,7 +176,7 @@ static int compare_with_others(struct change_report *r, const struct tensor_list
     return 0;
 }
 
-static void judge(struct change_counts *c, bool same_label)
+static void changes_judge(struct change_counts *c, bool same_label)
 {
     uint64_t n_stayed = c->n_newly_unchanged;
     uint64_t n_compared = (uint64_t)c->n[CHANGE_CHANGED] + c->n[CHANGE_UNCHANGED];
@@ -202,12 +204,12 @@ int change_report_make(struct change_report **out, const struct tensor_list *ten
     r->counts.known = true;
     r->counts.before_serial = before->serial;
     (void)snprintf(r->counts.before_label, sizeof r->counts.before_label, "%s", before->label);
-    compare_with_before(r, tensor_list, before->digests, now);
+    changes_compare_with_before(r, tensor_list, before->digests, now);
     if (compare_with_others(r, tensor_list, before->digests, now, e) != 0) {
         free(r);
         return -1;
     }
-    judge(&r->counts, label[0] != '\0' && strcmp(label, before->label) == 0);
+    changes_judge(&r->counts, label[0] != '\0' && strcmp(label, before->label) == 0);
     for (uint32_t i = 0; i < n; i++) {
         now[i].unchanged = before->digests[i].unchanged;
         if (r->counts.n[CHANGE_CHANGED] > 0 && r->tensors[i].change >= CHANGE_UNCHANGED)

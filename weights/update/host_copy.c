@@ -27,7 +27,8 @@ static int copy_filled(const struct host_copy *c, struct err *e)
 
 /* ---- sources whose bytes are on GPUs ---- */
 
-static int read_tensor(const struct host_copy *c, uint32_t i, uint64_t from, struct err *e)
+static int host_copy_read_tensor(const struct host_copy *c, uint32_t i, uint64_t from,
+                                 struct err *e)
 {
     uint64_t nbytes = c->tensor_list->tensors[i].nbytes;
     char *at = c->place(c->arg, i);
@@ -51,7 +52,7 @@ static int copy_buckets(const struct host_copy *c, struct err *e)
         if (ops->map(c->source, 0, first, SOURCE_WAIT, c->progress, &n, e) != 0)
             return -1;
         for (uint32_t i = first; i < first + n; i++)
-            if (read_tensor(c, i, ops->at(c->source, 0, i), e) != 0)
+            if (host_copy_read_tensor(c, i, ops->at(c->source, 0, i), e) != 0)
                 return -1;
     }
     return 0;
@@ -92,7 +93,8 @@ struct window {
     uint32_t n_posted;
 };
 
-static uint64_t bucket_nbytes(const struct tensor_list *tensor_list, uint32_t first, uint32_t n)
+static uint64_t host_copy_bucket_nbytes(const struct tensor_list *tensor_list, uint32_t first,
+                                        uint32_t n)
 {
     const struct tensor_spec *t = tensor_list->tensors, *last = &t[first + n - 1];
 
@@ -114,7 +116,7 @@ static uint64_t window_nbytes(const struct host_copy *c)
 
         n = c->source->ops->bucket(c->source, first);
         assert(n > 0 && n <= c->tensor_list->n_tensors - first);
-        nbytes = window_aligned(bucket_nbytes(c->tensor_list, first, n));
+        nbytes = window_aligned(host_copy_bucket_nbytes(c->tensor_list, first, n));
         largest = nbytes > largest ? nbytes : largest;
         all += nbytes;
     }
@@ -184,7 +186,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
 
     for (w->n_posted = 0; first < c->tensor_list->n_tensors && w->n_posted < SOURCE_POSTED_MAX;) {
         uint32_t n = c->source->ops->bucket(c->source, first);
-        uint64_t nbytes = window_aligned(bucket_nbytes(c->tensor_list, first, n));
+        uint64_t nbytes = window_aligned(host_copy_bucket_nbytes(c->tensor_list, first, n));
 
         if (nbytes > w->nbytes - used)
             break;
@@ -210,7 +212,7 @@ static void take_bucket(const struct window *w, const struct posted *b, struct e
     uint64_t at = w->slabs[0]->addr + b->offset;
 
     for (uint32_t i = b->first; i < b->first + b->n && e->code == ERR_NONE; i++)
-        (void)read_tensor(c, i, at + (t[i].offset - t[b->first].offset), e);
+        (void)host_copy_read_tensor(c, i, at + (t[i].offset - t[b->first].offset), e);
 }
 
 static int receive_window(struct window *w, struct err *e)

@@ -131,7 +131,8 @@ struct list_entry *list_cache_find(struct list_cache *c, enum list_column which,
 }
 
 /* The bytes that a list counts for; SIZE_MAX if that exceeds the limit. */
-static size_t nbytes_of(const struct list_key *key, const struct tensor_list *tensor_list)
+static size_t list_cache_nbytes_of(const struct list_key *key,
+                                   const struct tensor_list *tensor_list)
 {
     size_t nbytes = (size_t)tensor_list->n_tensors * LIST_TENSOR_NBYTES;
 
@@ -144,10 +145,10 @@ static size_t nbytes_of(const struct list_key *key, const struct tensor_list *te
 }
 
 /* Creates an entry without its tensor list. NULL: it is too large, or there is no memory. */
-static struct list_entry *entry_new(const struct list_key *key,
-                                    const struct tensor_list *tensor_list)
+static struct list_entry *list_cache_entry_new(const struct list_key *key,
+                                               const struct tensor_list *tensor_list)
 {
-    size_t nbytes = nbytes_of(key, tensor_list), len = 0;
+    size_t nbytes = list_cache_nbytes_of(key, tensor_list), len = 0;
     struct list_entry *l = NULL;
 
     for (size_t i = 0; i < LIST_COLUMNS; i++)
@@ -207,7 +208,7 @@ static size_t trim_locked(struct list_cache *c, struct list_entry **dropped)
 bool list_cache_put(struct list_cache *c, const struct list_key *key,
                     struct tensor_list **tensor_list)
 {
-    struct list_entry *l = c != NULL ? entry_new(key, *tensor_list) : NULL,
+    struct list_entry *l = c != NULL ? list_cache_entry_new(key, *tensor_list) : NULL,
                       *dropped[ENTRIES_MAX + 1];
     struct tensor_list *mine = *tensor_list;
     size_t i, n = 0;

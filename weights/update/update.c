@@ -199,7 +199,7 @@ static void update_check_memory(struct updates *u, const struct store_info *base
 }
 
 /* The bytes of a chunk that a place keeps, if it comes to all ranks. */
-static uint64_t kept_nbytes(const struct store *s, const struct layout *l, uint32_t place)
+static uint64_t update_kept_nbytes(const struct store *s, const struct layout *l, uint32_t place)
 {
     uint64_t nbytes = 0;
 
@@ -221,7 +221,7 @@ void update_check_job_memory(struct updates *u, const struct store_info *base,
         const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
 
         if (l != NULL && l->n_dst_slots > 0 &&
-            slab_pool_check(store_slabs(s, p), kept_nbytes(s, l, p), e) != 0)
+            slab_pool_check(store_slabs(s, p), update_kept_nbytes(s, l, p), e) != 0)
             explain_no_room(s, p, e);
     }
     ignore_memory_being_freed(base, freeing, e);

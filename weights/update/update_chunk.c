@@ -407,7 +407,7 @@ static void register_rank(struct fill *f, uint32_t rank)
             register_dst_slots(f, dst_region_of_mirror(f, rank), &r->layout->dst_slots[i], 1);
 }
 
-static int check_client(const struct fill *f, struct err *e)
+static int update_chunk_check_client(const struct fill *f, struct err *e)
 {
     const struct update_chunk *c = f->job->chunk;
 
@@ -441,7 +441,7 @@ int chunk_end(struct session *s, struct update_job *job, struct err *e)
         *e = late;
         rc = -1;
     }
-    if (rc == 0 && (check_client(f, e) != 0 || ties_compare(f, s, e) != 0))
+    if (rc == 0 && (update_chunk_check_client(f, e) != 0 || ties_compare(f, s, e) != 0))
         rc = -1;
     if (rc == 0) {
         for (uint32_t r = 0; r < f->n_ranks; r++) {

@@ -28,7 +28,7 @@ static struct dst_region host_dst_region(const struct fill *f)
 }
 
 /* Fills [first, first + n) at dst and verifies them there. */
-static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
+static int update_fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
 {
     const struct rank_fill *r = fill_common(f);
     const char *at = dst;
@@ -110,7 +110,7 @@ static int fill_upload(struct fill *f, uint32_t first, uint32_t n, const void *f
 
 /* The number of DIRECT parts from `first` on that are adjacent in the host backup, starting at
  * dst. */
-static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
+static uint32_t update_fill_run_length(const struct fill *f, uint32_t first, uint64_t dst)
 {
     const struct rank_fill *r = fill_common(f);
     uint64_t end = dst + r->tensor_list->tensors[first].nbytes;
@@ -142,8 +142,8 @@ static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nby
 /* A run directly into the host backup, and from there to the GPUs. */
 static int fill_in_copy(struct fill *f, uint32_t first, uint64_t dst, uint32_t *n, struct err *e)
 {
-    *n = run_length(f, first, dst);
-    if (fill_run(f, first, *n, (void *)(uintptr_t)dst, e) != 0)
+    *n = update_fill_run_length(f, first, dst);
+    if (update_fill_run(f, first, *n, (void *)(uintptr_t)dst, e) != 0)
         return -1;
     return fill_upload(f, first, *n, (const void *)(uintptr_t)dst, e);
 }
@@ -156,7 +156,7 @@ static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err 
     if (fill_scratch(f, &bounce, e) != 0)
         return -1;
     *n = bounce_length(f, first, f->scratch->nbytes);
-    if (fill_run(f, first, *n, bounce, e) != 0)
+    if (update_fill_run(f, first, *n, bounce, e) != 0)
         return -1;
     return fill_upload(f, first, *n, bounce, e);
 }
@@ -205,7 +205,7 @@ static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
 {
     void *from;
 
-    if (fill_scratch(f, &from, e) != 0 || fill_run(f, i, 1, from, e) != 0)
+    if (fill_scratch(f, &from, e) != 0 || update_fill_run(f, i, 1, from, e) != 0)
         return -1;
     return fill_land(f, i, from, e);
 }
@@ -218,7 +218,7 @@ static int fill_tied(struct fill *f, uint32_t i, struct err *e)
 
     if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
         return -1;
-    if (fill_run(f, i, 1, slab->base, e) != 0) {
+    if (update_fill_run(f, i, 1, slab->base, e) != 0) {
         slab_unref(slab);
         return -1;
     }

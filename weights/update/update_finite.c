@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const struct tensor_spec *part_spec(const struct rank_fill *r, uint32_t i)
+static const struct tensor_spec *update_finite_part_spec(const struct rank_fill *r, uint32_t i)
 {
     return &r->tensor_list->tensors[i];
 }
@@ -18,7 +18,7 @@ static const struct tensor_spec *part_spec(const struct rank_fill *r, uint32_t i
 bool finite_is_checked(const struct rank_fill *r, uint32_t i)
 {
     return r->layout->parts[i].how != PART_IGNORED &&
-           non_finite_bits(part_spec(r, i)->dtype).top != 0;
+           non_finite_bits(update_finite_part_spec(r, i)->dtype).top != 0;
 }
 
 /* Records a name, borrowed from the model spec. Returns false if it is recorded already. */
@@ -34,7 +34,7 @@ static bool non_finite_note(struct non_finite_names *names, const char *name)
 }
 
 /* The model spec's name of tensor i, which outlives the chunk. */
-static const char *name_of(const struct fill *f, const struct part *part)
+static const char *finite_name_of(const struct fill *f, const struct part *part)
 {
     return part->match.alias != NULL ? part->match.alias->name
                                      : target_spec(f, part->match.index)->name;
@@ -59,12 +59,12 @@ static int finite_found(const struct fill *f, uint32_t rank, uint32_t i,
                         const struct non_finite *found, enum dtype as, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[rank];
-    const struct tensor_spec *t = part_spec(r, i);
+    const struct tensor_spec *t = update_finite_part_spec(r, i);
     const char *label = f->job->label;
     char field[48], of[VERSION_LABEL_MAX + 48];
 
     if (f->non_finite == NON_FINITE_WARN) {
-        if (non_finite_note(&f->job->non_finite, name_of(f, &r->layout->parts[i])))
+        if (non_finite_note(&f->job->non_finite, finite_name_of(f, &r->layout->parts[i])))
             finite_warn(f, t->name, found);
         return 0;
     }
@@ -80,7 +80,7 @@ static int finite_found(const struct fill *f, uint32_t rank, uint32_t i,
 int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
                       struct err *e)
 {
-    const struct tensor_spec *t = part_spec(&f->ranks[rank], i);
+    const struct tensor_spec *t = update_finite_part_spec(&f->ranks[rank], i);
     struct non_finite found = {0};
 
     if (f->non_finite == NON_FINITE_ALLOW || !finite_is_checked(&f->ranks[rank], i) ||
@@ -110,7 +110,7 @@ int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, cons
 enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i)
 {
     return f->non_finite != NON_FINITE_ALLOW && f->ranks[rank].layout->parts[i].how == PART_DIRECT
-               ? part_spec(&f->ranks[rank], i)->dtype
+               ? update_finite_part_spec(&f->ranks[rank], i)->dtype
                : DTYPE_NONE;
 }
 

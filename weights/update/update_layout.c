@@ -27,7 +27,7 @@ static enum part_how part_how(const struct model_spec *m, const struct model_spe
     return PART_DIRECT;
 }
 
-static void raise_to(uint64_t *largest, uint64_t nbytes)
+static void update_layout_raise_to(uint64_t *largest, uint64_t nbytes)
 {
     if (nbytes > *largest)
         *largest = nbytes;
@@ -43,7 +43,7 @@ static void layout_place(struct layout *l, const struct model_spec *m, uint32_t 
     uint64_t nbytes = 0, end = l->nbytes_kept;
     bool behind = i > 0 && part->how == PART_DIRECT && l->parts[i - 1].how == PART_DIRECT;
 
-    raise_to(&l->nbytes_largest, t->nbytes);
+    update_layout_raise_to(&l->nbytes_largest, t->nbytes);
     part->n_breaks = i > 0 ? l->parts[i - 1].n_breaks : 0;
     if (n == 0) {
         part->n_breaks++;
@@ -57,10 +57,10 @@ static void layout_place(struct layout *l, const struct model_spec *m, uint32_t 
     for (uint32_t k = 0; k < n; k++)
         nbytes += m->tensor_list->tensors[targets[k]].nbytes;
     l->nbytes_kept += nbytes;
-    raise_to(&l->nbytes_largest, nbytes);
+    update_layout_raise_to(&l->nbytes_largest, nbytes);
 }
 
-static bool is_kept(const uint8_t *keepers, uint32_t rank, uint32_t index)
+static bool update_layout_is_kept(const uint8_t *keepers, uint32_t rank, uint32_t index)
 {
     return keepers == NULL || keepers[index] == rank || keepers[index] == LAYOUT_KEEP_ALL;
 }
@@ -83,7 +83,7 @@ static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t
         const uint32_t *targets = part_targets(&l->parts[i], &n);
 
         for (uint32_t k = 0; k < n; k++) {
-            if (is_kept(keepers, rank, targets[k]))
+            if (update_layout_is_kept(keepers, rank, targets[k]))
                 *at++ = (struct dst_slot){.index = targets[k], .part = i, .offset = offset};
             offset += m->tensor_list->tensors[targets[k]].nbytes;
         }
@@ -99,7 +99,7 @@ bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n)
     return parts[0].how == PART_DIRECT && parts[n - 1].n_breaks == parts[0].n_breaks;
 }
 
-static int refuse_memory(const struct tensor_list *tensor_list, struct err *e)
+static int layout_refuse_memory(const struct tensor_list *tensor_list, struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors",
                    tensor_list->n_tensors);
@@ -115,7 +115,7 @@ int layout_make(struct layout **out, const struct model_spec *m,
         l->parts = calloc(tensor_list->n_tensors, sizeof *l->parts);
     if (l == NULL || l->parts == NULL) {
         free(l);
-        return refuse_memory(tensor_list, e);
+        return layout_refuse_memory(tensor_list, e);
     }
     atomic_init(&l->refs, 1);
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
@@ -132,7 +132,7 @@ int layout_make(struct layout **out, const struct model_spec *m,
     }
     if (dst_slots_make(l, m, tensor_list->n_tensors, NULL, 0) != 0) {
         layout_unref(l);
-        return refuse_memory(tensor_list, e);
+        return layout_refuse_memory(tensor_list, e);
     }
     *out = l;
     return 0;
@@ -161,7 +161,7 @@ int layout_repeating(struct layout **out, const struct layout *l, const struct m
     struct layout *copy = layout_like(l, tensor_list);
 
     if (copy == NULL)
-        return refuse_memory(tensor_list, e);
+        return layout_refuse_memory(tensor_list, e);
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         struct part *part = &copy->parts[i];
 
@@ -174,7 +174,7 @@ int layout_repeating(struct layout **out, const struct layout *l, const struct m
     }
     if (dst_slots_make(copy, m, tensor_list->n_tensors, NULL, 0) != 0) {
         layout_unref(copy);
-        return refuse_memory(tensor_list, e);
+        return layout_refuse_memory(tensor_list, e);
     }
     *out = copy;
     return 0;
@@ -189,7 +189,7 @@ static enum part_how how_shared(const struct part *part, const uint8_t *keepers,
     if (part->how != PART_DIRECT && part->how != PART_CONVERT)
         return part->how;
     for (uint32_t k = 0; k < n; k++)
-        if (is_kept(keepers, rank, targets[k]))
+        if (update_layout_is_kept(keepers, rank, targets[k]))
             return part->how;
     return PART_ELSEWHERE;
 }
@@ -201,7 +201,7 @@ int layout_share(struct layout **out, const struct layout *l, const struct model
     struct layout *copy = layout_like(l, tensor_list);
 
     if (copy == NULL)
-        return refuse_memory(tensor_list, e);
+        return layout_refuse_memory(tensor_list, e);
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         copy->parts[i] = (struct part){.match = l->parts[i].match,
                                        .how = how_shared(&l->parts[i], keepers, rank),
@@ -210,7 +210,7 @@ int layout_share(struct layout **out, const struct layout *l, const struct model
     }
     if (dst_slots_make(copy, m, tensor_list->n_tensors, keepers, rank) != 0) {
         layout_unref(copy);
-        return refuse_memory(tensor_list, e);
+        return layout_refuse_memory(tensor_list, e);
     }
     *out = copy;
     return 0;
@@ -225,7 +225,8 @@ void layout_unref(struct layout *l)
     free(l);
 }
 
-static struct tensor_list *tensor_list_of_rank(const struct update_chunk *c, uint32_t rank)
+static struct tensor_list *update_layout_tensor_list_of_rank(const struct update_chunk *c,
+                                                             uint32_t rank)
 {
     return c->ranks != NULL ? c->ranks[rank].tensor_list : c->tensor_list;
 }
@@ -240,7 +241,7 @@ int job_layouts_make(struct update_job *job, struct updates *u, bool convert, st
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
     job->n_layouts = n;
     for (uint32_t r = 0; r < n; r++) {
-        struct tensor_list *tensor_list = tensor_list_of_rank(c, r);
+        struct tensor_list *tensor_list = update_layout_tensor_list_of_rank(c, r);
 
         if (tensor_list != NULL &&
             list_cache_layout(u->lists, tensor_list, convert, &job->layouts[r], e) != 0) {
@@ -262,7 +263,7 @@ void job_layouts_free(struct update_job *job)
 
 const struct tensor_list *chunk_tensor_list(const struct update_chunk *c, uint32_t rank)
 {
-    return tensor_list_of_rank(c, rank);
+    return update_layout_tensor_list_of_rank(c, rank);
 }
 
 const struct layout *job_layout(const struct update_job *job, uint32_t rank)

@@ -13,7 +13,8 @@ static struct end arrived_mapped(const struct fill *f, uint32_t rank, uint32_t i
 }
 
 /* Maps the next bucket of a rank and queues its copies. */
-static int queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait, struct err *e)
+static int update_map_queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait,
+                                   struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
     struct span span = {.rank = rank, .first = r->next};
@@ -50,7 +51,7 @@ int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
                 f->ranks[r].next == f->ranks[r].tensor_list->n_tensors)
                 continue;
             more = true;
-            rc = queue_bucket(f, r, wait, e);
+            rc = update_map_queue_bucket(f, r, wait, e);
             if (rc != 0)
                 return rc;
         }

@@ -26,7 +26,7 @@ struct scan {
     atomic_uint_fast64_t nbytes; /* bytes reported so far; relaxed: the end of the fill orders it */
 };
 
-static const struct tensor_spec *part_spec(const struct rank_fill *r, uint32_t i)
+static const struct tensor_spec *update_pieces_part_spec(const struct rank_fill *r, uint32_t i)
 {
     return &r->tensor_list->tensors[i];
 }
@@ -39,7 +39,7 @@ static uint32_t tensor_from(const struct scan *l, uint64_t at)
     while (first + 1 < end) {
         uint32_t middle = first + (end - first) / 2;
 
-        if (part_spec(l->r, middle)->offset <= at)
+        if (update_pieces_part_spec(l->r, middle)->offset <= at)
             first = middle;
         else
             end = middle;
@@ -58,7 +58,7 @@ static void sum_set(struct piece_sum *s, const struct checksum *sum)
 static void sum_range(const struct scan *l, uint32_t i, const uint8_t *bytes, uint64_t from,
                       uint64_t to)
 {
-    const struct tensor_spec *t = part_spec(l->r, i);
+    const struct tensor_spec *t = update_pieces_part_spec(l->r, i);
     struct piece_sum *s = &l->f->sums[i];
     struct checksum sum = {0, 0};
 
@@ -75,7 +75,7 @@ static void sum_range(const struct scan *l, uint32_t i, const uint8_t *bytes, ui
 static void finite_range(const struct scan *l, uint32_t i, const uint8_t *bytes, uint64_t from,
                          uint64_t to)
 {
-    const struct tensor_spec *t = part_spec(l->r, i);
+    const struct tensor_spec *t = update_pieces_part_spec(l->r, i);
     uint64_t size = dtype_nbytes(t->dtype);
     uint64_t whole = t->offset + (from - t->offset + size - 1) / size * size;
     unsigned mark = whole != from || (to - t->offset) % size != 0 ? CUT : 0;
@@ -88,12 +88,13 @@ static void finite_range(const struct scan *l, uint32_t i, const uint8_t *bytes,
 
 static void scan_part(const struct scan *l, const uint8_t *at, uint64_t nbytes)
 {
-    uint64_t begin = part_spec(l->r, l->first)->offset;
+    uint64_t begin = update_pieces_part_spec(l->r, l->first)->offset;
     uint64_t from = begin + (uint64_t)(at - l->dst), to = from + nbytes;
 
     for (uint32_t i = tensor_from(l, from); i < l->end && from < to; i++) {
         const uint8_t *bytes = l->dst + (from - begin);
-        uint64_t end = part_spec(l->r, i)->offset + part_spec(l->r, i)->nbytes;
+        uint64_t end = update_pieces_part_spec(l->r, i)->offset +
+                       update_pieces_part_spec(l->r, i)->nbytes;
 
         end = end < to ? end : to;
         if (end <= from)
@@ -138,8 +139,8 @@ static void scan_rest(struct scan *l, uint64_t nbytes)
 
     if (atomic_load_explicit(&l->nbytes, memory_order_relaxed) == nbytes)
         return;
-    for (uint32_t i = l->first; i < l->end; at += part_spec(l->r, i)->nbytes, i++) {
-        struct checksum sum = checksum_of(at, part_spec(l->r, i)->nbytes);
+    for (uint32_t i = l->first; i < l->end; at += update_pieces_part_spec(l->r, i)->nbytes, i++) {
+        struct checksum sum = checksum_of(at, update_pieces_part_spec(l->r, i)->nbytes);
 
         sum_set(&l->f->sums[i], &sum);
         if (l->f->marks != NULL)
@@ -150,7 +151,7 @@ static void scan_rest(struct scan *l, uint64_t nbytes)
 int pieces_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[0];
-    const struct tensor_spec *last = part_spec(r, first + n - 1);
+    const struct tensor_spec *last = update_pieces_part_spec(r, first + n - 1);
     struct progress *p = &f->job->progress;
     struct scan l = {.f = f, .r = r, .first = first, .end = first + n, .dst = dst};
     int rc;
@@ -162,7 +163,7 @@ int pieces_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct er
     rc = f->source->ops->fill(f->source, r->tensor_list, first, n, dst, p, e);
     p->came = NULL;
     if (rc == 0)
-        scan_rest(&l, last->offset + last->nbytes - part_spec(r, first)->offset);
+        scan_rest(&l, last->offset + last->nbytes - update_pieces_part_spec(r, first)->offset);
     return rc;
 }
 

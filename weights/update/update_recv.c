@@ -19,7 +19,7 @@
  * once. */
 enum { QUEUE_NBYTES = 16 << 20 };
 
-static const struct tensor_list *tensor_list_of(const struct fill *f)
+static const struct tensor_list *recv_tensor_list_of(const struct fill *f)
 {
     return f->job->chunk->tensor_list;
 }
@@ -28,13 +28,13 @@ static uint32_t bucket_at(const struct fill *f, uint32_t first)
 {
     uint32_t n = f->source->ops->bucket(f->source, first);
 
-    assert(n > 0 && n <= tensor_list_of(f)->n_tensors - first);
+    assert(n > 0 && n <= recv_tensor_list_of(f)->n_tensors - first);
     return n;
 }
 
-static uint64_t nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
+static uint64_t recv_nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
 {
-    const struct tensor_spec *t = tensor_list_of(f)->tensors, *last = &t[first + n - 1];
+    const struct tensor_spec *t = recv_tensor_list_of(f)->tensors, *last = &t[first + n - 1];
 
     return last->offset + last->nbytes - t[first].offset;
 }
@@ -49,7 +49,7 @@ static bool is_dropped(const struct fill *f, struct span span)
     return true;
 }
 
-static void raise_to(uint64_t *largest, uint64_t nbytes)
+static void update_recv_raise_to(uint64_t *largest, uint64_t nbytes)
 {
     if (nbytes > *largest)
         *largest = nbytes;
@@ -72,18 +72,18 @@ static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
     uint64_t largest = 0, dropped = 0;
     bool drops = false;
 
-    for (uint32_t first = 0, n; first < tensor_list_of(f)->n_tensors; first += n) {
+    for (uint32_t first = 0, n; first < recv_tensor_list_of(f)->n_tensors; first += n) {
         struct span span = {rank, first, n = bucket_at(f, first)};
 
         if (span_place(f, span) != 0)
             continue;
         if (is_dropped(f, span)) {
             drops = true;
-            raise_to(&dropped, nbytes_of(f, first, n));
+            update_recv_raise_to(&dropped, recv_nbytes_of(f, first, n));
             continue;
         }
         wanted += wanted < BOUNCES_MAX;
-        raise_to(&largest, nbytes_of(f, first, n));
+        update_recv_raise_to(&largest, recv_nbytes_of(f, first, n));
     }
     if (drops && bounce_take(f, rank, BOUNCE_DROPPED, dropped, e) != 0)
         return -1;
@@ -104,7 +104,7 @@ static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
  * used from the end. */
 static int host_take(struct fill *f, struct err *e)
 {
-    const struct tensor_list *tensor_list = tensor_list_of(f);
+    const struct tensor_list *tensor_list = recv_tensor_list_of(f);
     void *ignored;
 
     f->tied = calloc(tensor_list->n_tensors, sizeof(struct slab *));
@@ -221,7 +221,7 @@ static int queue_in_place(struct fill *f, uint32_t rank, uint32_t end, struct er
 }
 
 /* Queues the copies of a received bucket, without waiting for them. */
-static int queue_bucket(struct fill *f, struct span span, struct err *e)
+static int update_recv_queue_bucket(struct fill *f, struct span span, struct err *e)
 {
     struct rank_fill *r = &f->ranks[span.rank];
     struct device_batch *b;
@@ -229,7 +229,7 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
     if (r->bounce == BOUNCE_NONE) {
         uint32_t end = span.first + span.n;
 
-        return nbytes_of(f, r->next, end - r->next) < QUEUE_NBYTES
+        return recv_nbytes_of(f, r->next, end - r->next) < QUEUE_NBYTES
                    ? 0
                    : queue_in_place(f, span.rank, end, e);
     }
@@ -248,7 +248,7 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
  * 0 are those of all ranks. */
 static int host_part(struct fill *f, uint32_t i, struct err *e)
 {
-    const struct tensor_spec *t = &tensor_list_of(f)->tensors[i];
+    const struct tensor_spec *t = &recv_tensor_list_of(f)->tensors[i];
     const struct part *part = &f->common->parts[i];
     uint64_t at = arrived_in_bounce(f, 0, i).addr;
     struct slab *tied;
@@ -332,14 +332,14 @@ static int receive_bucket(struct fill *f, struct err *e)
         return recv_lose(f, &late, e);
     f->i_posted = (f->i_posted + 1) % SOURCE_POSTED_MAX;
     f->n_posted--;
-    (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, b->first, b->n),
+    (void)atomic_fetch_add_explicit(&p->nbytes_done, recv_nbytes_of(f, b->first, b->n),
                                     memory_order_relaxed);
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         f->ranks[r].n_bounces_posted -= b->bounces[r] < BOUNCES_MAX;
         f->ranks[r].bounce = b->bounces[r];
         f->ranks[r].bucket = b->first;
         if (e->code == ERR_NONE)
-            (void)queue_bucket(f, (struct span){r, b->first, b->n}, e);
+            (void)update_recv_queue_bucket(f, (struct span){r, b->first, b->n}, e);
     }
     if (e->code == ERR_NONE)
         (void)host_parts(f, b->first, b->n, e);
@@ -350,7 +350,7 @@ static int receive_bucket(struct fill *f, struct err *e)
  * be received where others are. */
 static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
 {
-    if (first == tensor_list_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
+    if (first == recv_tensor_list_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
         return false;
     for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
         const struct rank_fill *rank = &f->ranks[r];
@@ -380,7 +380,7 @@ static int recv_settle(struct fill *f, struct err *e)
     const struct source_ops *ops = f->source->ops;
 
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        if (queue_in_place(f, r, tensor_list_of(f)->n_tensors, e) != 0)
+        if (queue_in_place(f, r, recv_tensor_list_of(f)->n_tensors, e) != 0)
             return -1;
     for (uint32_t r = 0; r < f->n_ranks; r++)
         if (rank_wait(f, r, e) != 0)

@@ -17,7 +17,7 @@ static bool is_trainer_rank(const struct update_sender *sender)
     return sender->place == NULL;
 }
 
-static struct update_sender *find(const struct session *s, const char *place, uint32_t rank)
+static struct update_sender *sender_find(const struct session *s, const char *place, uint32_t rank)
 {
     for (uint32_t i = 0; i < s->n_senders; i++)
         if (s->senders[i].rank == rank && (s->senders[i].place == NULL) == (place == NULL))
@@ -37,7 +37,7 @@ static int sender_add(const struct updates *u, struct session *s, const char *pl
         if (s->senders == NULL || s->brought_by == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory to count what each rank brings");
     }
-    if (find(s, place, rank) != NULL)
+    if (sender_find(s, place, rank) != NULL)
         return 0;
     s->senders[s->n_senders++] = (struct update_sender){
         .place = place, .gpu = device != NULL ? device_about(device)->uuid : NULL, .rank = rank};
@@ -78,11 +78,11 @@ static struct update_sender *sender_of(const struct updates *u, const struct ses
                                        const struct update_chunk *c, uint32_t rank)
 {
     if (c->has_trainer_rank)
-        return find(s, NULL, c->trainer_rank);
-    return c->ranks == NULL ? NULL : find(s, store_place_name(u->cfg.store, rank), rank);
+        return sender_find(s, NULL, c->trainer_rank);
+    return c->ranks == NULL ? NULL : sender_find(s, store_place_name(u->cfg.store, rank), rank);
 }
 
-static void count(struct update_sender *sender, const struct tensor_list *list)
+static void update_senders_count(struct update_sender *sender, const struct tensor_list *list)
 {
     if (sender == NULL || list == NULL)
         return;
@@ -167,7 +167,7 @@ int senders_repeats_locked(struct updates *u, const struct session *s, struct up
     mtx_assert_held(&u->lock);
     if (!c->has_trainer_rank || s->senders == NULL)
         return 0;
-    self = find(s, NULL, c->trainer_rank);
+    self = sender_find(s, NULL, c->trainer_rank);
     for (uint32_t k = 0; k < job->n_layouts; k++) {
         bool all = c->ranks == NULL;
 
@@ -186,7 +186,7 @@ void senders_arrive_locked(const struct updates *u, struct session *s, const str
     if (s->senders == NULL)
         return;
     for (uint32_t r = 0; r < (c->ranks != NULL ? s->n_ranks : 1); r++)
-        count(sender_of(u, s, c, r), chunk_tensor_list(c, r));
+        update_senders_count(sender_of(u, s, c, r), chunk_tensor_list(c, r));
 }
 
 void senders_refuse_locked(const struct updates *u, struct session *s, const struct update_job *job,
@@ -270,7 +270,7 @@ static uint32_t rank_without_list(const struct updates *u, const struct session 
     uint32_t n_without = 0, first = s->n_ranks;
 
     for (uint32_t r = s->n_ranks; r > 0; r--) {
-        if (find(s, store_place_name(u->cfg.store, r - 1), r - 1) != NULL)
+        if (sender_find(s, store_place_name(u->cfg.store, r - 1), r - 1) != NULL)
             continue;
         first = r - 1;
         n_without++;

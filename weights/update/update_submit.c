@@ -196,7 +196,8 @@ static struct session *find_repeated_one_shot_locked(struct updates *u,
 /* A whole update that cannot cover the model spec is refused with the missing tensors, before any
  * byte moves. An update that differs between ranks is checked by the states of its tensors: a
  * tensor missing on one rank may be intended for another. */
-static int check_whole(const struct updates *u, const struct update_job *job, struct err *e)
+static int update_submit_check_whole(const struct updates *u, const struct update_job *job,
+                                     struct err *e)
 {
     struct update_chunk *c = job->chunk;
     const struct tensor_list *tensor_list = u->model_spec->tensor_list;
@@ -223,7 +224,8 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
     const struct tensor_list *tensor_list = u->model_spec->tensor_list;
     uint32_t n_missing = 0, first = 0;
 
-    if (s->partial || job->chunk->ranks == NULL) /* check_whole has checked the others */
+    if (s->partial ||
+        job->chunk->ranks == NULL) /* update_submit_check_whole has checked the others */
         return 0;
     tensor_states_tie_locked(u, s, job);
     for (uint32_t i = tensor_list->n_tensors; i > 0; i--) {
@@ -382,7 +384,7 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
         job->uneven = tensor_states_uneven(job, store_n_ranks(u->cfg.store),
                                            u->model_spec->tensor_list->n_tensors);
     if (rc == 0)
-        rc = check_whole(u, job, e);
+        rc = update_submit_check_whole(u, job, e);
     if (rc == 0)
         rc = c->update_id[0] == '\0' ? submit_one_shot(u, job, e) : submit_to_session(u, job, e);
     if (rc != 0) {
