@@ -18,11 +18,12 @@ struct inner {
 
 struct request {
     const char *name, *mode;
-    int order;
+    int order, level;
     bool fast, order_given;
     uint32_t few;
     uint64_t many;
     double ratio;
+    float share;
     const json_t *list;
     struct inner inner;
 };
@@ -47,7 +48,14 @@ static const struct member rows[] = {
     {"few", M_INT, M_IN(struct request, few), .flags = M_QUERY, .min = 1, .max = 9},
     {"many", M_INT, M_IN(struct request, many), .flags = M_QUERY, .def = "100"},
     {"ratio", M_NUMBER, M_IN(struct request, ratio), .flags = M_ABOVE, .max = 1, .def = "0.5"},
+    {"share", M_NUMBER, M_IN(struct request, share), .min = -2, .max = 2},
+    {"level", M_INT, M_IN(struct request, level), .min = -1},
     {"list", M_ARRAY, M_IN(struct request, list)},
+    {"none", .neutral = "null"},
+    {"empty", .neutral = "empty"},
+    {"off", .neutral = "false"},
+    {"one", .neutral = "1"},
+    {"text", .neutral = "{\"type\": \"text\"}"},
     {"", M_ROWS_IN(inner_rows, struct request, inner)},
     {.name = "ignored"},
     {0},
@@ -118,7 +126,22 @@ static void test_member_refusals(void **state)
         {"{'name':'x','few':10}", "/at/few", "expected 1 to 9"},
         {"{'name':'x','many':-1}", "/at/many", "expected 0 to"},
         {"{'name':'x','ratio':0}", "/at/ratio", "above 0"},
-        {"{'name':'x','ratio':1.5}", "/at/ratio", "to 1"},
+        {"{'name':'x','ratio':1.5}", "/at/ratio", "at most 1"},
+        {"{'name':'x','share':-2.5}", "/at/share", "share is -2.5; expected -2 to 2"},
+        {"{'name':'x','share':1e39}", "/at/share", "out of range of a 32-bit float"},
+        {"{'name':'x','share':-2,'level':-1}", NULL, NULL},
+        {"{'name':'x','level':-2}", "/at/level", "expected -1 to 2147483647"},
+        {"{'name':'x','level':2147483648}", "/at/level", "expected -1 to 2147483647"},
+        {"{'name':'x','none':false}", "/at/none", "found a boolean, only null is accepted"},
+        {"{'name':'x','empty':[],'off':false,'one':1.0}", NULL, NULL},
+        {"{'name':'x','empty':'','text':{'type':'text','a':1}}", NULL, NULL},
+        {"{'name':'x','empty':[0]}", "/at/empty", "only null or an empty value is accepted"},
+        {"{'name':'x','empty':0}", "/at/empty", "found 0"},
+        {"{'name':'x','off':true}", "/at/off", "only null or false"},
+        {"{'name':'x','off':0}", "/at/off", "only null or false"},
+        {"{'name':'x','one':1.5}", "/at/one", "found 1.5, only null or 1 is accepted"},
+        {"{'name':'x','text':{}}", "/at/text", "found an object"},
+        {"{'name':'x','text':'text'}", "/at/text", "found a string"},
         {"{'name':'x','list':{}}", "/at/list", "expected an array"},
         {"{'name':'x','offset':'y'}", "/at/offset", "expected an integer"},
         {"{'name':'x','nam':'y'}", "/at/nam", "did you mean 'name'"},
@@ -182,10 +205,12 @@ static unsigned type_of(const struct member *m)
 {
     static const unsigned of[] = {
         [STORE_STR] = M_STRING, [STORE_TEXT] = M_STRING, [STORE_BOOL] = M_BOOL,
-        [STORE_U32] = M_INT,    [STORE_U64] = M_INT,     [STORE_I64] = M_INT,
-        [STORE_F64] = M_NUMBER, [STORE_WORD] = M_STRING,
+        [STORE_U32] = M_INT,    [STORE_U64] = M_INT,     [STORE_INT] = M_INT,
+        [STORE_I64] = M_INT,    [STORE_F32] = M_NUMBER,  [STORE_F64] = M_NUMBER,
     };
 
+    if (m->store == STORE_INT && m->words != NULL)
+        return M_STRING;
     return m->store < sizeof of / sizeof of[0] && of[m->store] != 0 ? of[m->store] : m->type;
 }
 
@@ -202,8 +227,8 @@ static void check_rows(const struct member *table)
             fail_msg("%s: its field is of another type", m->name);
         for (size_t i = 0; !known && m->words[i] != NULL; i++)
             known = strcmp(m->words[i], m->def) == 0;
-        if (!known || (m->store == STORE_WORD && m->words == NULL))
-            fail_msg("%s: its words lack its default, or there are none", m->name);
+        if (!known)
+            fail_msg("%s: its words lack its default", m->name);
         if (m->max != 0 && m->max < m->min)
             fail_msg("%s: its limits are crossed", m->name);
     }
