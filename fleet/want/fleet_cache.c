@@ -27,6 +27,7 @@
 
 #include "base/log.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef bool filter_fn(const struct fleet_reset *one);
@@ -217,32 +218,83 @@ static void reset_all(struct fleet_resets *r)
     resets_end(r);
 }
 
+/* Returns: false: no memory. */
+static bool resets_alloc(struct fleet_resets *r, struct fleet_control *fc, size_t n)
+{
+    *r = (struct fleet_resets){.fc = fc,
+                               .targets = calloc(2 * n + 1, sizeof *r->targets),
+                               .list = calloc(n + 1, sizeof *r->list)};
+    return r->targets != NULL && r->list != NULL;
+}
+
+static void resets_free(struct fleet_resets *r)
+{
+    free(r->targets);
+    free(r->list);
+}
+
+/* They could not even be asked: they are asked later, as those on which it failed. */
+static void keep_stale(struct fleet_control *fc, struct upstream *upstream,
+                       enum cache_change change, struct err *why)
+{
+    bool may_lack_route;
+    uint64_t number = fleet_caches_begin(fleet_of(fc), upstream, change, &may_lack_route);
+
+    err_clear(why);
+    (void)err_set(why, ERR_NO_MEMORY, "", "no memory to empty its caches");
+    fleet_caches_end(fleet_of(fc), upstream, number, why);
+}
+
 /* At an engine without requests of this server, preemption makes no client recompute its KV. */
 void fleet_reset_caches(struct fleet_control *fc, struct upstream *upstream,
                         enum cache_change change, struct err *why)
 {
-    struct fleet_resets r = {.fc = fc, .n = 1, .list = {{.upstream = upstream, .change = change}}};
+    struct fleet_target targets[2];
+    struct fleet_reset one = {.upstream = upstream, .change = change};
+    struct fleet_resets r = {.fc = fc, .n = 1, .targets = targets, .list = &one};
     struct upstream_info info;
 
     if (upstream_caps_of(upstream)->two_phase)
         return;
     fleet_info(fleet_of(fc), upstream, &info);
-    r.list[0].preempt = fc->cfg.recomputes ||
-                        (change == CACHES_AS_BEFORE && info.n_outstanding[FLEET_GENERATE] == 0);
+    one.preempt = fc->cfg.recomputes ||
+                  (change == CACHES_AS_BEFORE && info.n_outstanding[FLEET_GENERATE] == 0);
     reset_all(&r);
-    *why = r.list[0].why;
+    *why = one.why;
+}
+
+static bool overwrites(const struct fleet_part *p)
+{
+    return !p->two_phase && !p->out;
+}
+
+static void keep_parts_stale(struct fleet_control *fc, struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+        struct err why = {0};
+
+        if (!overwrites(p))
+            continue;
+        keep_stale(fc, p->upstream, CACHES_OF_OTHER_WEIGHTS, &why);
+        mtx_lock(&fc->lock);
+        p->cache_error = why;
+        mtx_unlock(&fc->lock);
+    }
 }
 
 void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
                              struct fleet_session *s)
 {
-    r->fc = fc;
-    r->n = r->n_targets = 0;
+    if (!resets_alloc(r, fc, s->n_parts)) {
+        keep_parts_stale(fc, s);
+        return;
+    }
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (!p->two_phase && !p->out)
+        if (overwrites(p))
             r->list[r->n++] = (struct fleet_reset){.upstream = p->upstream,
                                                    .change = CACHES_OF_OTHER_WEIGHTS,
                                                    .paused = upstream_may_be_paused(p->upstream),
@@ -267,6 +319,7 @@ void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
             if (r->list[k].upstream == s->parts[i].upstream)
                 s->parts[i].cache_error = r->list[k].why;
     mtx_unlock(&r->fc->lock);
+    resets_free(r);
 }
 
 /* An SGLang gives each load of an adapter a new id, so its entries cannot be mixed up. A running
@@ -274,16 +327,23 @@ void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
  * whatever --on-update says. */
 void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_results *results)
 {
-    struct fleet_resets r = {.fc = fc};
+    struct fleet_resets r;
+    bool has_memory = resets_alloc(&r, fc, results->n);
+    struct err why = {0};
 
     for (size_t i = 0; i < results->n; i++) {
         const struct fleet_result *result = &results->list[i];
 
-        if (upstream_caps_of(result->upstream)->caches_by_adapter_name &&
-            fleet_result_may_have_run(result))
+        if (!upstream_caps_of(result->upstream)->caches_by_adapter_name ||
+            !fleet_result_may_have_run(result))
+            continue;
+        if (has_memory)
             r.list[r.n++] = (struct fleet_reset){
                 .upstream = result->upstream, .change = CACHES_OF_OTHER_ADAPTER, .preempt = true};
+        else
+            keep_stale(fc, result->upstream, CACHES_OF_OTHER_ADAPTER, &why);
     }
     if (r.n > 0)
         reset_all(&r);
+    resets_free(&r);
 }

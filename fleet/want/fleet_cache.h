@@ -32,8 +32,8 @@ struct fleet_reset {
 struct fleet_resets {
     struct fleet_control *fc;
     size_t n, n_targets;
-    struct fleet_target targets[2 * FLEET_MAX]; /* of this step */
-    struct fleet_reset list[FLEET_MAX];
+    struct fleet_target *targets; /* of this step; room for two of each engine */
+    struct fleet_reset *list;     /* [n] */
 };
 
 /* fleet_reset_caches - empty those of one engine: they may be stale, or another client changed its
@@ -52,6 +52,8 @@ void fleet_reset_caches(struct fleet_control *fc, struct upstream *upstream,
  * fleet_reset_parts_end - the replies to those. Requests that an engine holds on which it failed,
  * and whose KV it should have dropped, are aborted before it is resumed. The caller owns the
  * operation lock.
+ * @r        written by the first of them; fleet_reset_parts_end frees what it has. Without memory
+ *           no cache is emptied, and all are as where it fails
  * @results  of r->targets; none: nothing was sent, because of `e` if there were any
  * Blocks: fleet_resets_apply, up to two steps; fleet_reset_parts_end, up to one. */
 void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
