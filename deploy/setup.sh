@@ -9,7 +9,7 @@ build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-
   libpcre2-dev libutf8proc-dev nettle-dev libcurl4-gnutls-dev curl jq python3)
 package=(patchelf dpkg-dev file)
 test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp python3-zmq python3-torch libzmq5 openssl
-  shellcheck procps python3-venv chromium prometheus zsh groff mandoc systemd)
+  clang-format-14 clang-tidy-14 shellcheck procps python3-venv chromium prometheus zsh groff mandoc systemd)
 
 packages=("${build[@]}")
 case ${1:-build} in

@@ -17,8 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-extern char **environ;
-
 static const char *const serve_flags[] = {
 #define X(kind, field, flag, arg, def, min, max, help) flag,
     CONFIG_OPTIONS(X)

@@ -119,7 +119,7 @@ static int undefined_key(struct run *r, const struct value *v, const struct valu
         return 0;
     if (key->type == V_STRING && v->type == V_LOOP)
         return loop_attr(r, v, key->u.s, out);
-    if (key->type > V_STRING && key->type != V_UNDEFINED) {
+    if (key->type > V_STRING) {
         *out = value_undefined(TEXT("[...]"), v->type);
         return 0;
     }
