@@ -344,10 +344,16 @@ static void close_record(struct log_rec *r)
     r->len += 2;
 }
 
+static void send_line(const struct log_rec *r)
+{
+    if (!enqueue(r->text, r->len))
+        write_line(r->text, r->len);
+}
+
 static void send_record(const struct log_rec *r)
 {
-    if (log_enabled(r->level) && !enqueue(r->text, r->len))
-        write_line(r->text, r->len);
+    if (log_enabled(r->level))
+        send_line(r);
 }
 
 void log_end(struct log_rec *r)
@@ -356,6 +362,12 @@ void log_end(struct log_rec *r)
         return;
     close_record(r);
     send_record(r);
+}
+
+void log_asked(struct log_rec *r)
+{
+    close_record(r);
+    send_line(r);
 }
 
 void log_event(struct log_rec *r)

@@ -60,6 +60,9 @@ void log_ms(struct log_rec *r, const char *key, uint64_t us);    /* microseconds
 void log_err(struct log_rec *r, const struct err *e);            /* members code, param, message */
 void log_end(struct log_rec *r);
 
+/* log_asked - log_end for what an operator has asked for: whatever the level of the log. */
+void log_asked(struct log_rec *r);
+
 /* log_event - log_end for a change of state: the line is also put among the events of
  * GET /v1/events (base/events.h), whatever the level of the log. Takes MTX_EVENTS, then MTX_LOG. */
 void log_event(struct log_rec *r);

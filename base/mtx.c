@@ -1,4 +1,6 @@
-/* Ranked mutexes over pthreads. Each thread keeps the stack of ranks that it holds. */
+/* Ranked mutexes over pthreads. Each thread has a record of what it holds and waits for, which
+ * others may read at any time: it is written with relaxed stores, and tells of a thread that hangs.
+ */
 #include "base/mtx.h"
 
 #include "base/clock.h"
@@ -6,11 +8,86 @@
 #include <assert.h>
 #include <errno.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { MTX_DEPTH_MAX = 8 };
+enum { MTX_POLL_US = 1000 }; /* mtx_lock_by looks again */
 
-static _Thread_local const struct mtx *held[MTX_DEPTH_MAX];
-static _Thread_local int n_held;
+/* Written by its thread alone, but for the links. */
+struct record {
+    _Atomic(const struct mtx *) held[MTX_DEPTH_MAX]; /* never dereferenced by other threads */
+    atomic_int ranks[MTX_DEPTH_MAX];
+    atomic_int n_held;
+    _Atomic(const struct mtx *) waits; /* NULL: for none, or on a condition */
+    atomic_int waits_rank;
+    atomic_bool on_condition;
+    atomic_uint_fast64_t since_us; /* 0: it does not wait */
+
+    pthread_t thread; /* immutable while it is linked, and so is the next one */
+    int tid;
+    bool linked;                      /* of the thread itself */
+    struct record *next, **prev_next; /* guarded by records_lock */
+};
+
+static _Thread_local struct record own;
+
+/* Held for a walk through the list only, by code that calls nothing that blocks. */
+static pthread_mutex_t records_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct record *records, **records_tail = &records;
+static pthread_once_t records_once = PTHREAD_ONCE_INIT;
+static pthread_key_t records_key; /* its destructor unlinks a thread that ends */
+
+static void unlink_record(void *arg)
+{
+    struct record *r = arg;
+
+    (void)pthread_mutex_lock(&records_lock);
+    *r->prev_next = r->next;
+    if (r->next != NULL)
+        r->next->prev_next = r->prev_next;
+    else
+        records_tail = r->prev_next;
+    (void)pthread_mutex_unlock(&records_lock);
+    r->linked = false;
+}
+
+static void make_key(void)
+{
+    (void)pthread_key_create(&records_key, unlink_record);
+}
+
+static void link_record(void)
+{
+    (void)pthread_once(&records_once, make_key);
+    if (pthread_setspecific(records_key, &own) != 0)
+        return; /* no memory: the thread is not seen */
+    own.thread = pthread_self();
+    own.tid = gettid();
+    own.linked = true;
+    (void)pthread_mutex_lock(&records_lock);
+    own.next = NULL;
+    own.prev_next = records_tail;
+    *records_tail = &own;
+    records_tail = &own.next;
+    (void)pthread_mutex_unlock(&records_lock);
+}
+
+#define STORE(member, value) atomic_store_explicit(&(member), (value), memory_order_relaxed)
+#define LOAD(member)         atomic_load_explicit(&(member), memory_order_relaxed)
+
+/* @m  NULL: on a condition */
+static void begin_wait(const struct mtx *m, enum mtx_rank rank)
+{
+    STORE(own.waits, m);
+    STORE(own.waits_rank, (int)rank);
+    STORE(own.on_condition, m == NULL);
+    STORE(own.since_us, clock_now_us());
+}
+
+static void end_wait(void)
+{
+    STORE(own.since_us, 0);
+    STORE(own.waits, NULL);
+}
 
 void mtx_init(struct mtx *m, enum mtx_rank rank)
 {
@@ -29,49 +106,197 @@ void mtx_fini(struct mtx *m)
     (void)rc;
 }
 
+/* The highest that the thread holds; NULL: none. */
+static const struct mtx *innermost(void)
+{
+    int n = LOAD(own.n_held);
+
+    return n > 0 ? LOAD(own.held[n - 1]) : NULL;
+}
+
+static void check_order(const struct mtx *m)
+{
+    assert(LOAD(own.n_held) < MTX_DEPTH_MAX);
+    assert(innermost() == NULL || innermost()->rank < m->rank);
+    (void)m;
+}
+
 static void mtx_push_held(const struct mtx *m)
 {
-    assert(n_held < MTX_DEPTH_MAX);
-    assert(n_held == 0 || held[n_held - 1]->rank < m->rank);
-    held[n_held++] = m;
+    int n = LOAD(own.n_held);
+
+    STORE(own.held[n], m);
+    STORE(own.ranks[n], (int)m->rank);
+    STORE(own.n_held, n + 1);
+    if (!own.linked)
+        link_record();
 }
 
 static void pop(const struct mtx *m)
 {
-    assert(n_held > 0 && held[n_held - 1] == m);
-    n_held--;
+    assert(innermost() == m);
+    STORE(own.n_held, LOAD(own.n_held) - 1);
     (void)m;
+}
+
+static bool try_lock(struct mtx *m)
+{
+    int rc = pthread_mutex_trylock(&m->m);
+
+    assert(rc == 0 || rc == EBUSY);
+    return rc == 0;
+}
+
+static void lock_contended(struct mtx *m)
+{
+    int rc;
+
+    if (!own.linked)
+        link_record();
+    begin_wait(m, m->rank);
+    rc = pthread_mutex_lock(&m->m);
+    end_wait();
+    assert(rc == 0);
+    (void)rc;
 }
 
 void mtx_lock(struct mtx *m)
 {
-    int rc;
-
+    check_order(m);
+    if (!try_lock(m))
+        lock_contended(m);
     mtx_push_held(m);
-    rc = pthread_mutex_lock(&m->m);
-    assert(rc == 0);
-    (void)rc;
 }
 
 void mtx_unlock(struct mtx *m)
 {
     int rc;
 
-    pop(m);
+    assert(innermost() == m);
     rc = pthread_mutex_unlock(&m->m);
     assert(rc == 0);
     (void)rc;
+    pop(m); /* compares the address: the mutex may be gone */
 }
 
 void mtx_assert_held(const struct mtx *m)
 {
-    assert(n_held > 0 && held[n_held - 1] == m);
+    assert(innermost() == m);
     (void)m;
 }
 
 void mtx_assert_none(void)
 {
-    assert(n_held == 0);
+    assert(innermost() == NULL);
+}
+
+/* what threads hold and wait for */
+
+const char *mtx_rank_name(enum mtx_rank rank)
+{
+#define NAME(rank)                                                                                 \
+    {                                                                                              \
+        rank, #rank                                                                                \
+    }
+    static const struct {
+        enum mtx_rank rank;
+        const char *name;
+    } names[] = {NAME(MTX_LIFE),        NAME(MTX_UPDATES),      NAME(MTX_TRANSFER),
+                 NAME(MTX_STORE),       NAME(MTX_HTTP_REQUEST), NAME(MTX_PROXY),
+                 NAME(MTX_GENERATIONS), NAME(MTX_GENERATION),   NAME(MTX_ADMISSION),
+                 NAME(MTX_ENGINE),      NAME(MTX_ADAPTERS),     NAME(MTX_LOOP),
+                 NAME(MTX_COMPUTE),     NAME(MTX_LEAF),         NAME(MTX_EVENTS),
+                 NAME(MTX_LOG),         NAME(MTX_WORKERS)};
+#undef NAME
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].rank == rank)
+            return names[i].name;
+    return "";
+}
+
+static bool record_has(const struct record *r, const struct mtx *m)
+{
+    int n = LOAD(r->n_held);
+
+    for (int i = 0; i < n && i < MTX_DEPTH_MAX; i++)
+        if (LOAD(r->held[i]) == m)
+            return true;
+    return false;
+}
+
+/* The thread cannot end: it waits for records_lock then. */
+static void name_locked(const struct record *r, char *name)
+{
+    if (pthread_getname_np(r->thread, name, MTX_THREAD_NAME_MAX) != 0)
+        name[0] = '\0';
+}
+
+static void owner_locked(const struct mtx *m, char *name)
+{
+    name[0] = '\0';
+    for (const struct record *r = records; r != NULL; r = r->next)
+        if (record_has(r, m))
+            name_locked(r, name);
+}
+
+static void thread_locked(const struct record *r, struct mtx_thread *out)
+{
+    const struct mtx *waits = LOAD(r->waits);
+    int n = LOAD(r->n_held);
+
+    *out = (struct mtx_thread){.tid = r->tid,
+                               .since_us = LOAD(r->since_us),
+                               .waits = (enum mtx_rank)LOAD(r->waits_rank),
+                               .on_condition = LOAD(r->on_condition)};
+    name_locked(r, out->name);
+    for (int i = 0; i < n && i < MTX_DEPTH_MAX; i++)
+        out->held[out->n_held++] = (enum mtx_rank)LOAD(r->ranks[i]);
+    if (out->since_us != 0 && waits != NULL)
+        owner_locked(waits, out->owner);
+}
+
+size_t mtx_threads(struct mtx_thread *out, size_t cap)
+{
+    size_t n = 0;
+
+    (void)pthread_mutex_lock(&records_lock);
+    for (const struct record *r = records; r != NULL; r = r->next) {
+        if (n < cap)
+            thread_locked(r, &out[n]);
+        n++;
+    }
+    (void)pthread_mutex_unlock(&records_lock);
+    return n;
+}
+
+static int refuse_locked(const struct mtx *m, struct err *e)
+{
+    char owner[MTX_THREAD_NAME_MAX];
+
+    (void)pthread_mutex_lock(&records_lock);
+    owner_locked(m, owner);
+    (void)pthread_mutex_unlock(&records_lock);
+    return err_set(e, ERR_TIMEOUT, "", "%s is locked by %s", mtx_rank_name(m->rank),
+                   owner[0] != '\0' ? owner : "a thread that is not known");
+}
+
+int mtx_lock_by(struct mtx *m, uint64_t deadline_us, struct err *e)
+{
+    const struct timespec poll = {.tv_nsec = MTX_POLL_US * 1000L};
+
+    if (deadline_us == CLOCK_NEVER) {
+        mtx_lock(m);
+        return 0;
+    }
+    check_order(m);
+    while (!try_lock(m)) {
+        if (clock_passed(deadline_us))
+            return refuse_locked(m, e);
+        (void)nanosleep(&poll, NULL);
+    }
+    mtx_push_held(m);
+    return 0;
 }
 
 void cnd_init(struct cnd *c)
@@ -203,14 +428,17 @@ static bool wait_as_thread(struct cnd *c, struct mtx *m, uint64_t deadline_us)
     struct timespec ts;
     int rc;
 
+    pop(m);
+    begin_wait(NULL, m->rank);
     if (deadline_us == CLOCK_NEVER) {
         rc = pthread_cond_wait(&c->c, &m->m);
-        assert(rc == 0);
-        return true;
+    } else {
+        ts.tv_sec = (time_t)(deadline_us / 1000000U);
+        ts.tv_nsec = (long)(deadline_us % 1000000U) * 1000L;
+        rc = pthread_cond_timedwait(&c->c, &m->m, &ts);
     }
-    ts.tv_sec = (time_t)(deadline_us / 1000000U);
-    ts.tv_nsec = (long)(deadline_us % 1000000U) * 1000L;
-    rc = pthread_cond_timedwait(&c->c, &m->m, &ts);
+    end_wait();
+    mtx_push_held(m);
     assert(rc == 0 || rc == ETIMEDOUT);
     return rc == 0;
 }

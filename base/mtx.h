@@ -6,6 +6,8 @@
 #ifndef BATON_BASE_MTX_H
 #define BATON_BASE_MTX_H
 
+#include "base/err.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -62,6 +64,11 @@ void mtx_fini(struct mtx *m);
 void mtx_lock(struct mtx *m);
 void mtx_unlock(struct mtx *m);
 
+/* mtx_lock_by - take it if it is free by then: for what must not wait for a thread that hangs.
+ * @deadline_us  of base/clock.h; CLOCK_NEVER: as mtx_lock
+ * Errors: ERR_TIMEOUT: it was not; the message names the thread that has it. */
+int mtx_lock_by(struct mtx *m, uint64_t deadline_us, struct err *e);
+
 /* mtx_auto - the type of a lock that is held to the end of the block:
  *     mtx_auto held = mtx_hold(&fc->lock); */
 #define mtx_auto __attribute__((cleanup(mtx_end_hold))) struct mtx *
@@ -81,6 +88,29 @@ void mtx_assert_held(const struct mtx *m);
 
 /* mtx_assert_none - assert that the calling thread holds no lock (before anything that blocks). */
 void mtx_assert_none(void);
+
+/* mtx_rank_name - static: "MTX_LIFE". */
+const char *mtx_rank_name(enum mtx_rank rank);
+
+enum { MTX_DEPTH_MAX = 8, MTX_THREAD_NAME_MAX = 16 };
+
+/* One thread that has taken a lock or waited on a condition, as it is at that moment. */
+struct mtx_thread {
+    char name[MTX_THREAD_NAME_MAX]; /* that of pthread_setname_np */
+    int tid;                        /* as the kernel has it */
+    size_t n_held;
+    enum mtx_rank held[MTX_DEPTH_MAX]; /* the lowest first */
+    uint64_t since_us;   /* when it began to wait for what the next two say; 0: it does not wait */
+    enum mtx_rank waits; /* for a lock of this rank, or on a condition that is changed under it */
+    bool on_condition;
+    char owner[MTX_THREAD_NAME_MAX]; /* of the lock that it waits for; "": not known, or nobody */
+};
+
+/* mtx_threads - all of them, in the order in which they began. What they do meanwhile is not
+ * stopped, so that two threads may be seen at different moments.
+ * @out  [cap]. Returns: how many there are, also those beyond `cap`.
+ * Threads: any. Blocks: no; takes no lock of this kind. */
+size_t mtx_threads(struct mtx_thread *out, size_t cap);
 
 void cnd_init(struct cnd *c);
 void cnd_fini(struct cnd *c);

@@ -214,9 +214,11 @@ void admission_close(struct admission *a)
     mtx_unlock(&a->lock);
 }
 
-void admission_stats(struct admission *a, struct admission_stats *out)
+int admission_stats_by(struct admission *a, uint64_t deadline_us, struct admission_stats *out,
+                       struct err *e)
 {
-    mtx_lock(&a->lock);
+    if (mtx_lock_by(&a->lock, deadline_us, e) != 0)
+        return -1;
     *out = (struct admission_stats){
         .name = a->name,
         .n_permits = a->n_permits,
@@ -228,6 +230,13 @@ void admission_stats(struct admission *a, struct admission_stats *out)
         .n_cancelled = a->queue.n_cancelled,
         .wait_us_sum = a->wait_us_sum,
         .wait_us_max = a->wait_us_max,
+        .oldest_us = a->queue.head != NULL ? a->queue.head->queued_us : 0,
     };
     mtx_unlock(&a->lock);
+    return 0;
+}
+
+void admission_stats(struct admission *a, struct admission_stats *out)
+{
+    (void)admission_stats_by(a, CLOCK_NEVER, out, NULL);
 }

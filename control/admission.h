@@ -57,7 +57,12 @@ struct admission_stats {
     size_t n_permits, n_running, n_waiting, n_queue_max;
     uint64_t n_granted, n_refused, n_cancelled;
     uint64_t wait_us_sum, wait_us_max; /* of granted tickets */
+    uint64_t oldest_us;                /* when the first in the queue came; 0: it is empty */
 };
 void admission_stats(struct admission *a, struct admission_stats *out);
+
+/* admission_stats_by - Blocks: until the deadline at most. Errors: of mtx_lock_by. */
+int admission_stats_by(struct admission *a, uint64_t deadline_us, struct admission_stats *out,
+                       struct err *e);
 
 #endif

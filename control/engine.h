@@ -4,6 +4,7 @@
 #ifndef BATON_CONTROL_ENGINE_H
 #define BATON_CONTROL_ENGINE_H
 
+#include "base/clock.h"
 #include "base/err.h"
 
 #include <stdbool.h>
@@ -85,8 +86,9 @@ struct engine_ops {
     /* Ends it within one step and 100 ms with GEN_ABORT. An unknown or ended id is harmless. */
     void (*cancel)(struct engine *en, uint64_t id);
 
-    void (*stats)(struct engine *en,
-                  struct engine_stats *out); /* any thread, never waits on a step */
+    /* Any thread, never waits on a step. Errors: of mtx_lock_by, which takes the engine's lock by
+     * the deadline; none with CLOCK_NEVER (engine_stats_get). */
+    int (*stats)(struct engine *en, uint64_t deadline_us, struct engine_stats *out, struct err *e);
     void (*info)(struct engine *en, struct engine_info *out);
 
     /* Stop between two tokens: no token is made until thaw, and running sequences stay as they are.
@@ -121,5 +123,10 @@ struct engine_ops {
 struct engine {
     const struct engine_ops *ops;
 };
+
+static inline void engine_stats_get(struct engine *en, struct engine_stats *out)
+{
+    (void)en->ops->stats(en, CLOCK_NEVER, out, NULL);
+}
 
 #endif

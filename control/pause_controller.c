@@ -68,6 +68,16 @@ void pause_controller_info(struct pause_controller *g, struct pause_controller_i
     mtx_unlock(&g->lock);
 }
 
+int pause_controller_pause_by(struct pause_controller *g, uint64_t deadline_us, struct pause *out,
+                              struct err *e)
+{
+    if (mtx_lock_by(&g->lock, deadline_us, e) != 0)
+        return -1;
+    *out = g->pause;
+    mtx_unlock(&g->lock);
+    return 0;
+}
+
 static enum lifecycle_weights weights_of(enum store_state state)
 {
     switch (state) {
@@ -105,7 +115,7 @@ static void state_of_generation(struct pause_controller *g, struct lifecycle_sta
 
     store_info(g->cfg.store, &store);
     if (en != NULL)
-        en->ops->stats(en, &engine);
+        engine_stats_get(en, &engine);
     mtx_lock(&g->lock);
     *out = (struct lifecycle_state){.pause = g->pause.mode};
     mtx_unlock(&g->lock);

@@ -82,6 +82,11 @@ struct pause_controller_info {
 };
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out);
 
+/* pause_controller_pause_by - the pause alone. Blocks: until the deadline at most. Errors: of
+ * mtx_lock_by. */
+int pause_controller_pause_by(struct pause_controller *g, uint64_t deadline_us, struct pause *out,
+                              struct err *e);
+
 /* One request that waits for a pause to be acknowledged. */
 struct pause_controller_wait {
     struct pause_controller *pause_controller;

@@ -49,7 +49,7 @@ struct upstreams;
 struct nccl_info;
 struct model_defaults;
 struct weight_transfer;
-struct zmq_updates;
+struct zmq_threads;
 
 /* For handlers of updates and of weights. */
 struct app_weights {
@@ -63,7 +63,7 @@ struct app_weights {
     struct cuda_ipc_stats *ipc_stats; /* of all updates so far */
     const struct nccl_info *nccl;     /* found at start */
     struct weight_transfer *transfer; /* the group with a trainer */
-    struct zmq_updates *zmq;          /* updates by checkpoint-engine's sockets */
+    struct zmq_threads *zmq;          /* updates by checkpoint-engine's sockets */
     struct state_dir *state;          /* --state-dir; NULL: none */
 };
 

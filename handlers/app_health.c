@@ -29,7 +29,7 @@ bool app_live(const struct app *app, struct err *why)
         return false;
     if (app->generate->engine == NULL)
         return true;
-    app->generate->engine->ops->stats(app->generate->engine, &s);
+    engine_stats_get(app->generate->engine, &s);
     age_us = now > s.heartbeat_us ? now - s.heartbeat_us : 0;
     if (age_us <= LIVE_HEARTBEAT_MAX_S * UINT64_C(1000000))
         return true;
@@ -66,9 +66,8 @@ static int logits_ready(const struct app *app, struct err *why)
     struct engine_stats s = {0};
     struct store_info info;
 
-    app->generate->engine->ops->stats(
-        app->generate->engine,
-        &s); /* before store_info: if a commit comes between, the serials differ */
+    /* before store_info: if a commit comes between, the serials differ */
+    engine_stats_get(app->generate->engine, &s);
     store_info(app->weights->store, &info);
     if (s.failing_serial == 0 || s.failing_serial != info.serial)
         return 0;

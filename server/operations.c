@@ -11,7 +11,7 @@
 #include "handlers/proxied.h"
 #include "handlers/source/source_json.h"
 #include "handlers/update/commit_resume.h"
-#include "handlers/update/update_zmq.h"
+#include "handlers/update/zmq_request.h"
 
 #include <assert.h>
 

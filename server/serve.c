@@ -18,6 +18,7 @@
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
+#include "server/state_dump.h"
 #include "weights/update/coverage.h"
 
 #include <signal.h>
@@ -217,8 +218,9 @@ int serve(const struct config *config, bool *drained, struct err *e)
     if (s == NULL)
         return -1;
     notify_send("STATUS=reading the model and the first weights");
-    rc = server_start(s, e);
+    rc = state_dump_new(&s->state_dump, s, e) == 0 ? server_start(s, e) : -1;
     if (rc == 0) {
+        state_dump_built(s->state_dump);
         life_set(&s->life, LIFE_SERVING);
         log_serving(s);
         server_notify_ready(s, "");

@@ -8,7 +8,7 @@
 #include "control/lora_loads.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
-#include "control/zmq_updates.h"
+#include "control/zmq_threads.h"
 #include "engine/lora/adapters.h"
 #include "engine/scheduler/embedded.h"
 #include "fleet/handoff/handoff.h"
@@ -277,7 +277,7 @@ int server_build_weights(struct server *s, struct err *e)
         build_transfer(s, e) != 0 || build_engine(s, e) != 0 ||
         generations_new(&s->generate.generations, e) != 0 || build_pause_controller(s, e) != 0)
         return -1;
-    return zmq_updates_new(&s->weights.zmq, e);
+    return zmq_threads_new(&s->weights.zmq, e);
 }
 
 int server_build_embedded(struct server *s, struct err *e)

@@ -24,6 +24,7 @@ struct chat_template;
 struct device;
 struct model_spec;
 struct source;
+struct state_dump;
 struct state_found;
 struct state_report;
 struct tokenizer;
@@ -43,6 +44,7 @@ struct server {
     struct app_fleet fleet;       /* app.fleet, or zeroed */
     struct listeners listeners;
     struct events_poll events_poll; /* of app.events */
+    struct state_dump *state_dump;  /* of SIGQUIT */
 
     /* Read before anything runs (server_read_inputs). */
     char *allow_path[CONFIG_LIST_MAX]; /* --allow-path as real, absolute directories */

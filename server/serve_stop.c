@@ -10,7 +10,7 @@
 #include "control/metrics.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
-#include "control/zmq_updates.h"
+#include "control/zmq_threads.h"
 #include "engine/lora/adapters.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
@@ -25,6 +25,7 @@
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
+#include "server/state_dump.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "weights/state/state_dir.h"
@@ -190,7 +191,7 @@ static void server_stop(struct server *s)
     if (g->loads != NULL)
         lora_loads_stop(g->loads);
     if (w->zmq != NULL)
-        zmq_updates_stop(w->zmq);
+        zmq_threads_stop(w->zmq);
     if (a->pause_controller != NULL)
         pause_controller_stop(a->pause_controller);
     if (w->updates != NULL)
@@ -264,9 +265,10 @@ void server_free(struct server *s)
     bool stuck;
 
     server_stop(s);
+    state_dump_free(s->state_dump);
     stuck = w->transfer != NULL && !weight_transfer_live(w->transfer, &why);
     weight_transfer_free(w->transfer);
-    zmq_updates_free(w->zmq);
+    zmq_threads_free(w->zmq);
     updates_free(w->updates);
     if (s->generate.engine != NULL)
         s->generate.engine->ops->free(s->generate.engine);

@@ -30,6 +30,7 @@ void signals_block(void)
 {
     sigset_t set = signals_all();
 
+    (void)sigaddset(&set, SIGQUIT);
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     (void)signal(SIGPIPE, SIG_IGN);
 }
@@ -54,4 +55,14 @@ bool signals_end_within(uint64_t timeout_us)
     sigset_t set = signals_of_end();
 
     return sigtimedwait(&set, NULL, &ts) > 0;
+}
+
+void signals_wait_quit(void)
+{
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGQUIT);
+    while (sigwaitinfo(&set, NULL) != SIGQUIT)
+        continue;
 }

@@ -37,7 +37,7 @@ struct place {
     struct thread *thread;
     struct stack *stack; /* owned; NULL: there was no memory for that of the thread */
     void *local;         /* of the job here */
-    uint64_t deadline_us;
+    uint64_t since_us, deadline_us; /* of its wait */
     bool woken;         /* guarded by the pool's lock, and so is the next one */
     struct place *next; /* in a list of the thread */
 };
@@ -273,6 +273,7 @@ static void wait_here(void *arg, struct waiter *waiter, uint64_t deadline_us)
     struct thread *t = arg;
     struct place *p = (struct place *)waiter, *spare = t->spare;
 
+    p->since_us = clock_now_us();
     p->deadline_us = deadline_us;
     p->next = NULL;
     mtx_lock(&t->pool->lock);
@@ -471,6 +472,7 @@ int workers_post(struct workers *w, struct job *job, enum workers_lane lane, str
     size_t n_open;
     int rc = 0;
 
+    job->queued_us = clock_now_us();
     mtx_lock(&w->lock);
     n_open = w->n_waiting + w->lanes[lane == WORKERS_PRIOR ? WORKERS_URGENT : lane].n;
     if (w->stopping && (lane != WORKERS_URGENT || w->n_alive == 0)) {
@@ -541,4 +543,34 @@ size_t workers_waiting(struct workers *w)
     n = w->n_waiting;
     mtx_unlock(&w->lock);
     return n;
+}
+
+/* The earlier of two times of which 0 is none. */
+static uint64_t earlier(uint64_t a_us, uint64_t b_us)
+{
+    return b_us != 0 && (a_us == 0 || b_us < a_us) ? b_us : a_us;
+}
+
+int workers_info_by(struct workers *w, uint64_t deadline_us, struct workers_info *out,
+                    struct err *e)
+{
+    struct workers_info info = {.n_threads = w->n_threads};
+
+    if (mtx_lock_by(&w->lock, deadline_us, e) != 0)
+        return -1;
+    info.n_queued = n_queued_locked(w);
+    info.n_waiting = w->n_waiting;
+    for (int lane = 0; lane < 2; lane++)
+        if (w->lanes[lane].head != NULL)
+            info.queued_us = earlier(info.queued_us, w->lanes[lane].head->queued_us);
+    for (size_t i = 0; i < w->n_threads; i++) {
+        const struct thread *t = &w->threads[i];
+
+        info.n_idle += t->sleeps;
+        if (t->waiting != NULL)
+            info.waiting_us = earlier(info.waiting_us, t->waiting->since_us);
+    }
+    mtx_unlock(&w->lock);
+    *out = info;
+    return 0;
 }

@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct workers;
 
@@ -22,7 +23,8 @@ struct workers;
 struct job {
     void (*run)(void *arg); /* on a worker thread, no lock held */
     void *arg;
-    struct job *next; /* of the pool while queued */
+    struct job *next; /* of the pool while queued, and so is the next one */
+    uint64_t queued_us;
 };
 
 /* WORKERS_PRIOR: the urgent lane, for a request that ends what others wait for: with a bound too.
@@ -64,6 +66,16 @@ void workers_call(struct workers *w, void (*run)(void *arg), void *arg);
  * thread. */
 size_t workers_queued(struct workers *w);
 size_t workers_waiting(struct workers *w);
+
+struct workers_info {
+    size_t n_threads, n_idle;      /* of the latter: those that wait for a job */
+    size_t n_queued, n_waiting;    /* in both lanes; jobs that wait without a thread */
+    uint64_t queued_us, waiting_us; /* since when the oldest of them is; 0: there is none */
+};
+
+/* workers_info_by - Blocks: until the deadline at most. Errors: of mtx_lock_by; *out untouched. */
+int workers_info_by(struct workers *w, uint64_t deadline_us, struct workers_info *out,
+                    struct err *e);
 
 /* workers_self - what identifies the job that runs now, or the thread, if it is none's of a pool:
  * other jobs that run or wait at the same time have another.

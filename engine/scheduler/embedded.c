@@ -133,12 +133,14 @@ static void embedded_cancel(struct engine *en, uint64_t id)
     mtx_unlock(&m->lock);
 }
 
-static void embedded_stats(struct engine *en, struct engine_stats *out)
+static int embedded_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
+                          struct err *e)
 {
     struct embedded *m = embedded_of(en);
     uint64_t pulse_us = model_pulse(m->model);
 
-    mtx_lock(&m->lock);
+    if (mtx_lock_by(&m->lock, deadline_us, e) != 0)
+        return -1;
     *out = m->stats;
     out->n_waiting += m->n_inbox;
     out->frozen = m->frozen;
@@ -146,6 +148,7 @@ static void embedded_stats(struct engine *en, struct engine_stats *out)
     mtx_unlock(&m->lock);
     if (pulse_us > out->heartbeat_us)
         out->heartbeat_us = pulse_us;
+    return 0;
 }
 
 static void embedded_info(struct engine *en, struct engine_info *out)

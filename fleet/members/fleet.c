@@ -108,13 +108,20 @@ void fleet_free(struct fleet *f)
     free(f);
 }
 
+int fleet_list_by(struct fleet *f, uint64_t deadline_us, struct upstream_list **out, struct err *e)
+{
+    if (mtx_lock_by(&f->lock, deadline_us, e) != 0)
+        return -1;
+    *out = upstream_list_ref(f->list);
+    mtx_unlock(&f->lock);
+    return 0;
+}
+
 struct upstream_list *fleet_list(struct fleet *f)
 {
-    struct upstream_list *list;
+    struct upstream_list *list = NULL;
 
-    mtx_lock(&f->lock);
-    list = upstream_list_ref(f->list);
-    mtx_unlock(&f->lock);
+    (void)fleet_list_by(f, CLOCK_NEVER, &list, NULL);
     return list;
 }
 

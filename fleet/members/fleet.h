@@ -88,6 +88,10 @@ const char *fleet_remedy(const struct fleet *f);
 /* fleet_list - all engines (a reference). Threads: any. */
 struct upstream_list *fleet_list(struct fleet *f);
 
+/* fleet_list_by - the same. Blocks: until the deadline at most; as true of fleet_info_by and
+ * fleet_stats_by below. Errors: of mtx_lock_by; *out untouched. */
+int fleet_list_by(struct fleet *f, uint64_t deadline_us, struct upstream_list **out, struct err *e);
+
 /* fleet_add - add an engine of which nothing is known, or one that was removed before. If the fleet
  * has a version already, the engine is not synced: before the first update until it reports that
  * version, later until the next update or a resync.
@@ -456,6 +460,7 @@ struct upstream_info {
     bool stale_caches;    /* they may hold entries of other weights */
     uint64_t incarnation; /* counts its processes, as far as known; never the same again */
     enum upstream_state state;
+    unsigned out;    /* why it is out of rotation: REASON_BITs; 0: it is not */
     uint64_t serial; /* of the fleet's version that it serves; 0: the one that it started with */
     struct upstream_report report; /* the last one */
     size_t n_outstanding[FLEET_QUEUES];
@@ -465,6 +470,8 @@ struct upstream_info {
     struct upstream_error error; /* the gravest of fleet_errors; clean: nothing is wrong */
 };
 void fleet_info(struct fleet *f, struct upstream *upstream, struct upstream_info *out);
+int fleet_info_by(struct fleet *f, struct upstream *upstream, uint64_t deadline_us,
+                  struct upstream_info *out, struct err *e);
 
 /* fleet_errors - all that is wrong with an engine, the gravest first: a missing answer, if that
  * keeps it out of rotation, then each reason that does, then a missing answer that does not
@@ -481,11 +488,13 @@ struct fleet_stats {
     size_t n_upstreams, n_serving, min_ready; /* without the removed ones */
     size_t n_waiting[FLEET_QUEUES], n_running[FLEET_QUEUES];
     uint64_t n_refused[FLEET_QUEUES], n_cancelled[FLEET_QUEUES];
+    uint64_t oldest_us[FLEET_QUEUES]; /* when the first in the queue came; 0: it is empty */
     uint64_t serial;
     bool decided;                    /* it has a version, of an update or of what engines report */
     char label[FLEET_LABEL_MAX + 1]; /* of its version; "": not decided, or without a label */
     bool ready;                      /* n_serving >= min_ready */
 };
 void fleet_stats(struct fleet *f, struct fleet_stats *out);
+int fleet_stats_by(struct fleet *f, uint64_t deadline_us, struct fleet_stats *out, struct err *e);
 
 #endif

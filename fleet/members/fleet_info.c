@@ -73,10 +73,11 @@ void fleet_report_states(struct fleet *f)
     } while (more);
 }
 
-void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
+int fleet_info_by(struct fleet *f, struct upstream *u, uint64_t deadline_us,
+                  struct upstream_info *out, struct err *e)
 {
-
-    mtx_lock(&f->lock);
+    if (mtx_lock_by(&f->lock, deadline_us, e) != 0)
+        return -1;
     *out = (struct upstream_info){.alive = fleet_is_alive(u) && !u->key_rejected[FLEET_AUTH_PROBE],
                                   .synced = fleet_is_synced(f, u),
                                   .in_step = !fleet_is_out(u, OUT_WRONG_WEIGHTS | OUT_STANDS_STILL),
@@ -92,6 +93,7 @@ void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
                                   .removed = upstream_is_removed(u),
                                   .request_auth_failed = u->key_rejected[FLEET_AUTH_REQUEST],
                                   .state = upstream_state_of(u->out),
+                                  .out = u->out,
                                   .serial = u->have.weights.serial,
                                   .report = u->report,
                                   .n_granted = u->n_granted,
@@ -100,6 +102,12 @@ void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
     fleet_error_of(u, &out->error);
     memcpy(out->n_outstanding, u->n_outstanding, sizeof out->n_outstanding);
     mtx_unlock(&f->lock);
+    return 0;
+}
+
+void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
+{
+    (void)fleet_info_by(f, u, CLOCK_NEVER, out, NULL);
 }
 
 bool upstream_info_is_probed(const struct upstream_info *info)
@@ -108,10 +116,11 @@ bool upstream_info_is_probed(const struct upstream_info *info)
            info->state == UPSTREAM_AUTH_FAILED;
 }
 
-void fleet_stats(struct fleet *f, struct fleet_stats *out)
+int fleet_stats_by(struct fleet *f, uint64_t deadline_us, struct fleet_stats *out, struct err *e)
 {
+    if (mtx_lock_by(&f->lock, deadline_us, e) != 0)
+        return -1;
     memset(out, 0, sizeof *out);
-    mtx_lock(&f->lock);
     out->min_ready = f->min_ready;
     for (size_t i = 0; i < f->list->n; i++) {
         out->n_upstreams += !upstream_is_removed(f->list->items[i]);
@@ -122,10 +131,18 @@ void fleet_stats(struct fleet *f, struct fleet_stats *out)
         out->n_running[queue] = f->queues[queue].n_running;
         out->n_refused[queue] = f->queues[queue].n_refused;
         out->n_cancelled[queue] = f->queues[queue].n_cancelled;
+        if (f->queues[queue].head != NULL)
+            out->oldest_us[queue] = f->queues[queue].head->queued_us;
     }
     out->serial = f->serial;
     out->decided = f->serial > 0 || f->decided;
     memcpy(out->label, f->label, sizeof out->label);
     out->ready = out->n_serving >= f->min_ready;
     mtx_unlock(&f->lock);
+    return 0;
+}
+
+void fleet_stats(struct fleet *f, struct fleet_stats *out)
+{
+    (void)fleet_stats_by(f, CLOCK_NEVER, out, NULL);
 }

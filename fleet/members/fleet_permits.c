@@ -235,6 +235,7 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
 
     mtx_lock(&f->lock);
     assert(t->ticket.state == TICKET_IDLE);
+    t->ticket.queued_us = clock_now_us();
     if (f->closed)
         rc = err_set(e, ERR_DRAINING, "", "the server is draining: no new requests are accepted");
     else if (!fleet_any_serving_locked(f))

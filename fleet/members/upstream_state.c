@@ -220,6 +220,29 @@ const char *upstream_state_name(enum upstream_state state)
     return names[state];
 }
 
+const char *upstream_reason_name(enum upstream_reason reason)
+{
+    static const char *const names[UPSTREAM_REASONS] = {
+        [REASON_REMOVED] = "removed",
+        [REASON_BROKEN] = "broken",
+        [REASON_DROPPED] = "dropped",
+        [REASON_SLEEP_MISSED] = "sleep_missed",
+        [REASON_AUTH_PROBE] = "auth_probe",
+        [REASON_AUTH_REQUEST] = "auth_request",
+        [REASON_NEVER_REACHED] = "never_reached",
+        [REASON_DOWN] = "down",
+        [REASON_ASLEEP] = "asleep",
+        [REASON_NOT_RESUMED] = "not_resumed",
+        [REASON_OTHER_WEIGHTS] = "other_weights",
+        [REASON_PAUSE_MISSED] = "pause_missed",
+        [REASON_PROBES_FAIL] = "probes_fail",
+        [REASON_ADAPTERS] = "adapters",
+        [REASON_NOT_READY] = "not_ready",
+    };
+
+    return names[reason];
+}
+
 /* texts */
 
 void fleet_set_why(struct upstream *u, enum upstream_reason which, const struct err *why)

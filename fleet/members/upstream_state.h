@@ -68,6 +68,7 @@ unsigned reasons_derive(const struct fleet *f, const struct upstream *u);
  * upstream_state_name - static: "serving", "not_ready", "unsynced", "fenced", "refused", "down",
  * "unknown", "removed". */
 enum upstream_state upstream_state_of(unsigned out);
+const char *upstream_reason_name(enum upstream_reason reason); /* static: "pause_missed" */
 const char *upstream_state_name(enum upstream_state state);
 
 #endif

@@ -123,7 +123,7 @@ void metrics_text_generate(const struct app *app, struct buf *out)
 
     put_admission(g, out);
     if (g->engine != NULL) {
-        g->engine->ops->stats(g->engine, &stats);
+        engine_stats_get(g->engine, &stats);
         put_engine(out, &stats);
         if (metrics_text_has_vllm(app))
             put_engine_vllm(g, out, &stats);

@@ -66,7 +66,7 @@ static json_t *engine_json(const struct app *app)
 
     if (app->generate->engine == NULL)
         return json_null();
-    app->generate->engine->ops->stats(app->generate->engine, &s);
+    engine_stats_get(app->generate->engine, &s);
     return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s, s:s, s:I}",
                      "name", app->generate->engine->ops->name, "heartbeat_age_ms",
                      now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",

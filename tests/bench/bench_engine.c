@@ -568,7 +568,7 @@ static void measure_run(struct bench *b, uint32_t n, enum choosing how, enum bes
 
     check(embedded_new(&en, &cfg, &e), &e);
     r->n_commits[beside] += run_streams(b, en, n, how, beside, weights, &w);
-    en->ops->stats(en, &stats);
+    engine_stats_get(en, &stats);
     en->ops->free(en);
     gap_ms = (double)w.longest_gap_us / 1e3;
     if (n == 1)

@@ -12,7 +12,7 @@ import re
 import sys
 
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "README.md", "docs/benchmarks.md", "docs/concepts.md",
-             "docs/errors.md", "docs/fleet.md", "docs/guarantees.md", "docs/production.md", "docs/protocol.md",
+             "docs/debugging.md", "docs/errors.md", "docs/fleet.md", "docs/guarantees.md", "docs/production.md", "docs/protocol.md",
              "docs/quickstart.md", "docs/troubleshooting.md")
 README_LINES_MAX = 250
 SKIPPED = ("build", ".git")

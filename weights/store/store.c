@@ -600,10 +600,11 @@ void store_abort(struct store *s, struct staging *g)
     store_version_drop(s, base);
 }
 
-void store_info(struct store *s, struct store_info *out)
+int store_info_by(struct store *s, uint64_t deadline_us, struct store_info *out, struct err *e)
 {
+    if (mtx_lock_by(&s->lock, deadline_us, e) != 0)
+        return -1;
     memset(out, 0, sizeof *out);
-    mtx_lock(&s->lock);
     out->state = s->state;
     if (s->current != NULL) {
         out->serial = s->current->version.serial;
@@ -615,6 +616,12 @@ void store_info(struct store *s, struct store_info *out)
     out->committed_at_us = s->committed_at_us;
     out->n_commits = s->n_commits;
     mtx_unlock(&s->lock);
+    return 0;
+}
+
+void store_info(struct store *s, struct store_info *out)
+{
+    (void)store_info_by(s, CLOCK_NEVER, out, NULL);
 }
 
 bool store_label_of(struct store *s, uint64_t serial, char *out)

@@ -273,6 +273,9 @@ struct store_info {
 };
 void store_info(struct store *s, struct store_info *out); /* any thread */
 
+/* store_info_by - Blocks: until the deadline at most. Errors: of mtx_lock_by; *out untouched. */
+int store_info_by(struct store *s, uint64_t deadline_us, struct store_info *out, struct err *e);
+
 /* store_readable - would store_pin succeed now? Any thread. Errors: as store_pin. */
 int store_readable(struct store *s, struct err *e);
 const char *store_state_name(enum store_state state);

@@ -630,12 +630,14 @@ int updates_get(struct updates *u, const char *id, struct update_info *out, stru
     return rc;
 }
 
-void updates_current(struct updates *u, struct update_info *out)
+int updates_current_by(struct updates *u, uint64_t deadline_us, struct update_info *out,
+                       struct err *e)
 {
     struct session *s;
 
+    if (mtx_lock_by(&u->lock, deadline_us, e) != 0)
+        return -1;
     memset(out, 0, sizeof *out);
-    mtx_lock(&u->lock);
     s = u->open;
     for (struct session *l = u->live; s == NULL && l != NULL; l = l->next)
         if (l->running != NULL || l->next == NULL) /* the list is newest first */
@@ -643,6 +645,12 @@ void updates_current(struct updates *u, struct update_info *out)
     if (s != NULL)
         session_info_locked(u, s, out);
     mtx_unlock(&u->lock);
+    return 0;
+}
+
+void updates_current(struct updates *u, struct update_info *out)
+{
+    (void)updates_current_by(u, CLOCK_NEVER, out, NULL);
 }
 
 void updates_stats(struct updates *u, struct updates_stats *out)

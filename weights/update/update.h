@@ -321,8 +321,12 @@ int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct up
 /* updates_get - one session: open, or one of the last that ended. Errors: ERR_NOT_FOUND. */
 int updates_get(struct updates *u, const char *id, struct update_info *out, struct err *e);
 
-/* updates_current - the open session, or phase UPDATE_NONE. */
+/* updates_current - the open session, or phase UPDATE_NONE.
+ * updates_current_by - Blocks: until the deadline at most. Errors: of mtx_lock_by; *out untouched.
+ */
 void updates_current(struct updates *u, struct update_info *out);
+int updates_current_by(struct updates *u, uint64_t deadline_us, struct update_info *out,
+                       struct err *e);
 
 /* updates_commit_auto - a dialect's resume or continue: commit an open auto-commit session.
  * Returns 0 and calls `done` at once, on the caller's thread, with UPDATE_NONE when there is none.

@@ -130,6 +130,25 @@ static void test_text_is_kept(void **state)
     (void)close(fd);
 }
 
+static void test_what_was_asked_for_is_written_at_any_level(void **state)
+{
+    struct err e = {0};
+    struct log_rec r;
+    int fd = temp_file();
+    json_t *lines;
+
+    (void)state;
+    assert_int_equal(log_open(fd, LOG_ERROR, &e), 0);
+    log_begin(&r, LOG_INFO, "left_out");
+    log_end(&r);
+    log_begin(&r, LOG_INFO, "asked");
+    log_asked(&r);
+    lines = close_and_parse(fd);
+    assert_int_equal(json_array_size(lines), 1);
+    assert_string_equal(str(lines, 0, "event"), "asked");
+    json_decref(lines);
+}
+
 static void test_long_values_are_left_out(void **state)
 {
     char *big = malloc(3 * LOG_LINE_MAX);
@@ -297,6 +316,7 @@ int main(void)
         cmocka_unit_test(test_log_text),
         cmocka_unit_test(test_hostile_bytes),
         cmocka_unit_test(test_text_is_kept),
+        cmocka_unit_test(test_what_was_asked_for_is_written_at_any_level),
         cmocka_unit_test(test_long_values_are_left_out),
         cmocka_unit_test(test_drops_are_counted_and_told),
         cmocka_unit_test(test_close_while_others_log),

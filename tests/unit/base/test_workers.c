@@ -64,6 +64,8 @@ static void test_lanes_bounds_and_stop(void **state)
     static char letters[] = "abcuvx";
     struct workers_cfg cfg = {.name = "pool", .n_threads = 1, .n_queue_max = 3};
     struct job pause_controller = {.run = run_pause_controller}, jobs[6];
+    uint64_t began_us = clock_now_us();
+    struct workers_info info;
     struct workers *w;
     struct err e = {0};
 
@@ -87,6 +89,10 @@ static void test_lanes_bounds_and_stop(void **state)
     for (int i = 3; i < 5; i++) /* the urgent lane has no bound, and goes first */
         assert_int_equal(workers_post(w, &jobs[i], WORKERS_URGENT, &e), 0);
     assert_int_equal(workers_queued(w), 5);
+    assert_int_equal(workers_info_by(w, CLOCK_NEVER, &info, &e), 0);
+    assert_true(info.n_threads == 1 && info.n_idle == 0 && info.n_queued == 5);
+    assert_int_equal(info.queued_us, jobs[0].queued_us); /* the oldest, whatever goes first */
+    assert_true(info.queued_us >= began_us && info.waiting_us == 0);
     open_pause_controller();
     workers_stop(w); /* runs what is queued */
     assert_string_equal(order, "guvabc");

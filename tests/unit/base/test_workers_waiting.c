@@ -198,6 +198,8 @@ static void test_jobs_that_wait_count(void **state)
 {
     struct workers *w = start(1, 2);
     struct job jobs[4], refused = {.run = run_note}, urgent;
+    uint64_t began_us = clock_now_us();
+    struct workers_info info;
     struct err e = {0};
 
     (void)state;
@@ -214,6 +216,10 @@ static void test_jobs_that_wait_count(void **state)
     }
     assert_int_equal(workers_post(w, &refused, WORKERS_PRIOR, &e), -1);
     assert_int_equal(e.code, ERR_OVERLOADED);
+    err_clear(&e);
+    assert_int_equal(workers_info_by(w, CLOCK_NEVER, &info, &e), 0);
+    assert_true(info.n_waiting == 4 && info.n_queued == 0 && info.queued_us == 0);
+    assert_true(info.waiting_us >= began_us && info.waiting_us <= clock_now_us());
     post(w, &urgent, run_note, 0, WORKERS_URGENT);
     await(&n_ended, 1);
     n_ended = 0;

@@ -88,11 +88,15 @@ static inline int still_release(struct engine *en, uint64_t deadline_us, uint64_
     return 0;
 }
 
-static inline void still_stats(struct engine *en, struct engine_stats *out)
+static inline int still_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
+                             struct err *e)
 {
     struct still *s = (struct still *)(void *)en;
 
+    (void)deadline_us;
+    (void)e;
     *out = (struct engine_stats){.kv_released = atomic_load(&s->released)};
+    return 0;
 }
 
 static inline void granted(void *arg)

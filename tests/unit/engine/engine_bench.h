@@ -127,7 +127,7 @@ static inline struct engine_stats stats_of(struct bench *b)
 {
     struct engine_stats s;
 
-    b->en->ops->stats(b->en, &s);
+    engine_stats_get(b->en, &s);
     return s;
 }
 

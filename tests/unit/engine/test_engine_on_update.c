@@ -149,7 +149,7 @@ static void test_the_engines_thread_allocates_nothing(void **state)
         n_tokens += jobs[i].n_seen;
         job_fini(&jobs[i]);
     }
-    s.en->ops->stats(s.en, &stats);
+    engine_stats_get(s.en, &stats);
     job_fini(&first);
     close_served(&s);
     close_registry(set);

@@ -181,8 +181,11 @@ void __wrap_http_server_stats(struct http_server *f, struct http_server_stats *o
     *out = (struct http_server_stats){.n_connections = 5, .n_requests = 50, .lag_us_max = 1200};
 }
 
-static void fake_engine_stats(struct engine *en, struct engine_stats *out)
+static int fake_engine_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
+                            struct err *e)
 {
+    (void)deadline_us;
+    (void)e;
     (void)en;
     *out = (struct engine_stats){.heartbeat_us = clock_now_us(),
                                  .n_running = 2,
@@ -193,6 +196,7 @@ static void fake_engine_stats(struct engine *en, struct engine_stats *out)
                                  .kv_tokens_used = 1,
                                  .kv_tokens_max = 4,
                                  .step_us_max = 20000};
+    return 0;
 }
 
 static const struct engine_ops ops = {.name = "fake", .stats = fake_engine_stats};

@@ -83,8 +83,11 @@ static struct {
     atomic_uint_fast64_t heartbeat_us;
 } fake;
 
-static void fake_stats(struct engine *en, struct engine_stats *out)
+static int fake_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
+                     struct err *e)
 {
+    (void)deadline_us;
+    (void)e;
     (void)en;
     mtx_lock(&fake.lock);
     while (fake.stuck) {
@@ -95,6 +98,7 @@ static void fake_stats(struct engine *en, struct engine_stats *out)
     fake.waiting = false;
     mtx_unlock(&fake.lock);
     *out = (struct engine_stats){.heartbeat_us = atomic_load(&fake.heartbeat_us)};
+    return 0;
 }
 
 static void stick(bool stuck)

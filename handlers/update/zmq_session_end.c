@@ -1,13 +1,13 @@
 /* The end of an update over sockets: the answer to the request, and replies to a trainer whose
  * update failed. */
-#include "handlers/update/zmq_update.h"
+#include "handlers/update/zmq_session.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "control/zmq_updates.h"
+#include "control/zmq_threads.h"
 #include "handlers/app.h"
 #include "handlers/update/update_requester.h"
-#include "handlers/update/update_zmq.h"
+#include "handlers/update/zmq_request.h"
 #include "transport/ipc/ref_counter.h"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ enum {
 };
 
 /* The trainer frees its buffer when it receives the error: nothing may have it mapped then. */
-static void wait_unmapped(struct zmq_update *p, struct update_info *info)
+static void wait_unmapped(struct zmq_session *p, struct update_info *info)
 {
     struct timespec poll_interval = {0, UNMAP_POLL_NS};
     struct err ignored = {0};
@@ -36,7 +36,7 @@ static void wait_unmapped(struct zmq_update *p, struct update_info *info)
 }
 
 /* A received handle keeps the trainer's memory until its counter is decremented. */
-static void drop_exports(struct zmq_update *p)
+static void drop_exports(struct zmq_session *p)
 {
     for (uint32_t i = 0; i < p->n_ports && p->state == ZMQ_EXPECT_TENSORS && !p->submitted; i++) {
         struct err e = {0};
@@ -47,7 +47,7 @@ static void drop_exports(struct zmq_update *p)
     }
 }
 
-void zmq_update_reply(struct zmq_update *p, const struct update_info *info, const struct err *e)
+void zmq_session_reply(struct zmq_session *p, const struct update_info *info, const struct err *e)
 {
     struct update_requester *asker = p->asker;
 
@@ -59,10 +59,10 @@ void zmq_update_reply(struct zmq_update *p, const struct update_info *info, cons
 static void set_request_field(struct err *e)
 {
     if (e->field[0] != '\0')
-        (void)snprintf(e->field, sizeof e->field, ZMQ_UPDATE_FIELD);
+        (void)snprintf(e->field, sizeof e->field, ZMQ_SESSION_FIELD);
 }
 
-void zmq_update_fail(struct zmq_update *p, const struct err *cause)
+void zmq_session_fail(struct zmq_session *p, const struct err *cause)
 {
     struct update_info info = {.phase = UPDATE_NONE};
     struct err ignored = {0};
@@ -76,12 +76,12 @@ void zmq_update_fail(struct zmq_update *p, const struct err *cause)
     }
     drop_exports(p);
     p->state = ZMQ_FAILED;
-    zmq_update_reply(p, &info, &p->cause);
+    zmq_session_reply(p, &info, &p->cause);
 }
 
 /* Replies to one socket of a failed update. Returns true if the trainer will send nothing more
  * there: it has sent an error, which needs no reply, or None twice. */
-static bool refuse_message(struct zmq_update *p, uint32_t i, uint32_t *n_none)
+static bool refuse_message(struct zmq_session *p, uint32_t i, uint32_t *n_none)
 {
     char text[REPLY_TEXT_MAX];
     struct zmq_message m = {0};
@@ -107,15 +107,15 @@ static bool refuse_message(struct zmq_update *p, uint32_t i, uint32_t *n_none)
 /* The trainer waits for replies without a deadline, so each of its messages is answered with the
  * error until it stops, dies, or ZMQ_REFUSE_MS have passed. For a socket that no process has
  * bound, this waits only until p->connect_us. */
-void zmq_update_refuse_remaining(struct zmq_update *p)
+void zmq_session_refuse_remaining(struct zmq_session *p)
 {
     uint64_t deadline_us = clock_after_us(ZMQ_REFUSE_MS * 1000ULL);
-    uint32_t n_none[ZMQ_UPDATE_PORTS_MAX], n_left = p->n_ports;
-    bool ended[ZMQ_UPDATE_PORTS_MAX] = {false};
+    uint32_t n_none[ZMQ_SESSION_PORTS_MAX], n_left = p->n_ports;
+    bool ended[ZMQ_SESSION_PORTS_MAX] = {false};
 
     for (uint32_t i = 0; i < p->n_ports; i++)
         n_none[i] = p->n_none;
-    while (n_left > 0 && !zmq_updates_stopping(p->pool) && !clock_passed(deadline_us)) {
+    while (n_left > 0 && !zmq_threads_stopping(p->pool) && !clock_passed(deadline_us)) {
         n_left = 0;
         for (uint32_t i = 0; i < p->n_ports; i++) {
             ended[i] = ended[i] || refuse_message(p, i, &n_none[i]);

@@ -1,20 +1,20 @@
 /* The steps of one update over sockets: receive a message from every socket, apply it to the
  * update, reply on every socket. */
-#include "handlers/update/zmq_update.h"
+#include "handlers/update/zmq_session.h"
 
 #include "base/clock.h"
 #include "control/pause_controller.h"
-#include "control/zmq_updates.h"
+#include "control/zmq_threads.h"
 #include "handlers/app.h"
 #include "handlers/update/update_requester.h"
-#include "handlers/update/update_zmq.h"
+#include "handlers/update/zmq_request.h"
 #include "transport/ipc/cuda_ipc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void zmq_update_free(struct zmq_update *p)
+void zmq_session_free(struct zmq_session *p)
 {
     if (p == NULL)
         return;
@@ -26,7 +26,7 @@ void zmq_update_free(struct zmq_update *p)
     free(p);
 }
 
-static uint64_t message_deadline(const struct zmq_update *p)
+static uint64_t message_deadline(const struct zmq_session *p)
 {
     uint64_t us = clock_after_us(p->app->settings.update_timeout_ms * 1000);
 
@@ -39,22 +39,22 @@ static const char *const expected_next[] = {[ZMQ_EXPECT_BUFFER] = "a buffer's ha
                                             [ZMQ_EXPECT_COMMIT] = "None"};
 
 /* Fails if the update has to end early. Renews the session's lease. */
-static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e)
+static int check_alive(struct zmq_session *p, uint64_t deadline_us, struct err *e)
 {
     struct update_info info;
 
-    if (zmq_updates_stopping(p->pool))
+    if (zmq_threads_stopping(p->pool))
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
     if (update_requester_disconnected(p->asker))
         return err_set(e, ERR_GONE, "", "the client that requested the update has disconnected");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (zmq_ports_lost(p->ports, i, e)) {
-            (void)snprintf(e->field, sizeof e->field, ZMQ_UPDATE_FIELD);
+            (void)snprintf(e->field, sizeof e->field, ZMQ_SESSION_FIELD);
             return -1;
         }
     if (clock_passed(deadline_us))
         return err_set(
-            e, ERR_TIMEOUT, ZMQ_UPDATE_FIELD,
+            e, ERR_TIMEOUT, ZMQ_SESSION_FIELD,
             "the deadline has passed (--update-timeout, %llu ms for each message, or the request's "
             "own timeout), and the trainer's next message, %s, has not been received or handled",
             (unsigned long long)p->app->settings.update_timeout_ms, expected_next[p->state]);
@@ -62,7 +62,7 @@ static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e
 }
 
 /* Waits until every socket has a message. */
-static int wait_messages(struct zmq_update *p, struct err *e)
+static int wait_messages(struct zmq_session *p, struct err *e)
 {
     uint64_t deadline_us = message_deadline(p);
     uint32_t n = 0;
@@ -78,7 +78,7 @@ static int wait_messages(struct zmq_update *p, struct err *e)
     return 0;
 }
 
-static void reply_all(struct zmq_update *p)
+static void reply_all(struct zmq_session *p)
 {
     for (uint32_t i = 0; i < p->n_ports; i++)
         zmq_ports_reply(p->ports, i, "", 0);
@@ -111,7 +111,7 @@ static bool wait_slice(struct zmq_worker_result *r)
 
 /* Waits until the worker's job has ended, in every case; if there is a reason to end early, the
  * update is aborted first. The first reason is returned, unless the job succeeded all the same. */
-static int wait_worker(struct zmq_update *p, struct err *e)
+static int wait_worker(struct zmq_session *p, struct err *e)
 {
     struct err abort_cause = {0}, ignored = {0};
     struct update_info info;
@@ -128,11 +128,11 @@ static int wait_worker(struct zmq_update *p, struct err *e)
     return -1;
 }
 
-static int receive_buffers(struct zmq_update *p, const struct zmq_message *m, struct err *e)
+static int receive_buffers(struct zmq_session *p, const struct zmq_message *m, struct err *e)
 {
     for (uint32_t i = 0; i < p->n_ports; i++) {
         if (m[i].uuid[0] != '\0' && strcmp(m[i].uuid, p->uuids[i]) != 0)
-            return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
+            return err_set(e, ERR_BAD_REQUEST, ZMQ_SESSION_FIELD,
                            "the socket of GPU %s brings a buffer on GPU %s", p->uuids[i],
                            m[i].uuid);
         p->buffers[i] = m[i].buffer;
@@ -141,20 +141,21 @@ static int receive_buffers(struct zmq_update *p, const struct zmq_message *m, st
 }
 
 /* Every rank of the trainer must send the same tensors at the same offsets of its own buffer. */
-static int check_equal_lists(const struct zmq_update *p, const struct zmq_message *m, struct err *e)
+static int check_equal_lists(const struct zmq_session *p, const struct zmq_message *m,
+                             struct err *e)
 {
     for (uint32_t i = 1; i < p->n_ports; i++)
         if (strcmp(m[i].tensor_list->digest, m[0].tensor_list->digest) != 0 ||
             memcmp(m[i].offsets, m[0].offsets,
                    m[0].tensor_list->n_tensors * sizeof m[0].offsets[0]) != 0)
-            return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
+            return err_set(e, ERR_BAD_REQUEST, ZMQ_SESSION_FIELD,
                            "GPUs %s and %s were sent different lists of tensors", p->uuids[0],
                            p->uuids[i]);
     return 0;
 }
 
 /* The bucket of one socket, for the ranks that use it. */
-static int make_bucket(struct ipc_bucket *b, const struct zmq_update *p, uint32_t port,
+static int make_bucket(struct ipc_bucket *b, const struct zmq_session *p, uint32_t port,
                        const struct zmq_message *m, struct err *e)
 {
     uint32_t n_ranks = p->app->weights->n_devices;
@@ -179,8 +180,8 @@ static int make_bucket(struct ipc_bucket *b, const struct zmq_update *p, uint32_
     return 0;
 }
 
-static int make_source(struct source **out, const struct zmq_update *p, const struct zmq_message *m,
-                       struct err *e)
+static int make_source(struct source **out, const struct zmq_session *p,
+                       const struct zmq_message *m, struct err *e)
 {
     struct tensor_list *tensor_lists[STORE_DEVICES_MAX];
     struct cuda_ipc_cfg cfg = {.devices = p->app->weights->devices,
@@ -208,13 +209,13 @@ free_buckets:
 
 /* The trainer synchronizes its GPU before it sends a list. The event in the handle is from the
  * time when the handle was made, and has to be waited for once only. */
-static void clear_events(struct zmq_update *p)
+static void clear_events(struct zmq_session *p)
 {
     for (uint32_t i = 0; i < p->n_ports; i++)
         p->buffers[i].event_sync = false;
 }
 
-static int receive_tensors(struct zmq_update *p, const struct zmq_message *m, struct err *e)
+static int receive_tensors(struct zmq_session *p, const struct zmq_message *m, struct err *e)
 {
     struct update_chunk *c;
 
@@ -238,7 +239,7 @@ static int receive_tensors(struct zmq_update *p, const struct zmq_message *m, st
     return wait_worker(p, e);
 }
 
-static int prove(struct zmq_update *p, const struct zmq_message *m, struct err *e)
+static int prove(struct zmq_session *p, const struct zmq_message *m, struct err *e)
 {
     (void)m;
     if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
@@ -248,7 +249,7 @@ static int prove(struct zmq_update *p, const struct zmq_message *m, struct err *
     return wait_worker(p, e);
 }
 
-static int commit(struct zmq_update *p, const struct zmq_message *m, struct err *e)
+static int commit(struct zmq_session *p, const struct zmq_message *m, struct err *e)
 {
     (void)m;
     if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
@@ -261,10 +262,10 @@ static int commit(struct zmq_update *p, const struct zmq_message *m, struct err 
 /* The accepted messages of each state, their actions, and the next state. Other messages are
  * errors. */
 static const struct transition {
-    enum zmq_update_state from;
+    enum zmq_session_state from;
     enum zmq_message_kind message;
-    int (*act)(struct zmq_update *p, const struct zmq_message *m, struct err *e);
-    enum zmq_update_state to;
+    int (*act)(struct zmq_session *p, const struct zmq_message *m, struct err *e);
+    enum zmq_session_state to;
 } transitions[] = {
     {ZMQ_EXPECT_BUFFER, ZMQ_MESSAGE_BUFFER, receive_buffers, ZMQ_EXPECT_TENSORS},
     {ZMQ_EXPECT_TENSORS, ZMQ_MESSAGE_TENSORS, receive_tensors, ZMQ_EXPECT_TENSORS},
@@ -282,7 +283,7 @@ static const char *kind_name(enum zmq_message_kind kind)
     return names[kind];
 }
 
-static const struct transition *find_transition(enum zmq_update_state from,
+static const struct transition *find_transition(enum zmq_session_state from,
                                                 enum zmq_message_kind message)
 {
     for (size_t i = 0; i < sizeof transitions / sizeof transitions[0]; i++)
@@ -291,18 +292,18 @@ static const struct transition *find_transition(enum zmq_update_state from,
     return NULL;
 }
 
-static int apply_messages(struct zmq_update *p, const struct zmq_message *m, struct err *e)
+static int apply_messages(struct zmq_session *p, const struct zmq_message *m, struct err *e)
 {
     const struct transition *t = find_transition(p->state, m[0].kind);
 
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (m[i].kind == ZMQ_MESSAGE_ERROR)
-            return err_set(e, ERR_CONFLICT, ZMQ_UPDATE_FIELD,
+            return err_set(e, ERR_CONFLICT, ZMQ_SESSION_FIELD,
                            "the trainer has aborted the update: another of its ranks, or another "
                            "server that it updates, has failed");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (m[i].kind != m[0].kind || t == NULL)
-            return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
+            return err_set(e, ERR_BAD_REQUEST, ZMQ_SESSION_FIELD,
                            "GPU %s: the trainer sent %s, expected %s", p->uuids[i],
                            kind_name(m[i].kind), expected_next[p->state]);
     if (t->act(p, m, e) != 0)
@@ -311,7 +312,7 @@ static int apply_messages(struct zmq_update *p, const struct zmq_message *m, str
     return 0;
 }
 
-static int read_messages(struct zmq_update *p, struct zmq_message *m, struct err *e)
+static int read_messages(struct zmq_session *p, struct zmq_message *m, struct err *e)
 {
     struct err cause = {0};
 
@@ -320,13 +321,13 @@ static int read_messages(struct zmq_update *p, struct zmq_message *m, struct err
         const void *data = zmq_ports_message(p->ports, i, &nbytes);
 
         if (zmq_message_read(&m[i], data, nbytes, &cause) != 0)
-            return err_set(e, cause.code, ZMQ_UPDATE_FIELD, "GPU %s: %.400s", p->uuids[i],
+            return err_set(e, cause.code, ZMQ_SESSION_FIELD, "GPU %s: %.400s", p->uuids[i],
                            cause.msg);
     }
     return 0;
 }
 
-static int run_step(struct zmq_update *p, struct err *e)
+static int run_step(struct zmq_session *p, struct err *e)
 {
     struct zmq_message *m;
     int rc;
@@ -347,7 +348,7 @@ static int run_step(struct zmq_update *p, struct err *e)
     return rc;
 }
 
-static int start_update(struct zmq_update *p, struct err *e)
+static int start_update(struct zmq_session *p, struct err *e)
 {
     struct update_start req = {.convert = true, .lease_s = UPDATE_LEASE_S_DEFAULT};
     const struct settings *s = &p->app->settings;
@@ -366,22 +367,22 @@ static int start_update(struct zmq_update *p, struct err *e)
     return 0;
 }
 
-void zmq_update_run(void *arg)
+void zmq_session_run(void *arg)
 {
-    struct zmq_update *p = arg;
-    struct zmq_updates *pool = p->pool;
+    struct zmq_session *p = arg;
+    struct zmq_threads *pool = p->pool;
     struct err e = {0};
     int rc = start_update(p, &e);
 
     while (rc == 0 && p->state != ZMQ_COMMITTED)
         rc = run_step(p, &e);
     if (rc == 0)
-        zmq_update_reply(p, &p->result.info, &e);
+        zmq_session_reply(p, &p->result.info, &e);
     else
-        zmq_update_fail(p, &e);
+        zmq_session_fail(p, &e);
     if (rc != 0 && p->ports != NULL)
-        zmq_update_refuse_remaining(p);
+        zmq_session_refuse_remaining(p);
     zmq_ports_close(p->ports);
-    zmq_update_free(p);
-    zmq_updates_end(pool);
+    zmq_session_free(p);
+    zmq_threads_end(pool);
 }

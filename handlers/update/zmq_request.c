@@ -1,10 +1,10 @@
 /* The request of an update over sockets: its addresses, and the address for each rank. */
-#include "handlers/update/update_zmq.h"
+#include "handlers/update/zmq_request.h"
 
 #include "base/clock.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
-#include "control/zmq_updates.h"
+#include "control/zmq_threads.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -16,7 +16,7 @@
 #include "handlers/source/gpu_match.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/update/update_requester.h"
-#include "handlers/update/zmq_update.h"
+#include "handlers/update/zmq_session.h"
 #include "handlers/update_members.h"
 #include "memory/device.h"
 
@@ -90,7 +90,7 @@ static const char *address_of(const json_t *handles, const char *uuid)
     return NULL;
 }
 
-static int add_port(struct zmq_update *p, const char *uuid, const json_t *handles, uint32_t *port,
+static int add_port(struct zmq_session *p, const char *uuid, const json_t *handles, uint32_t *port,
                     struct err *e)
 {
     for (*port = 0; *port < p->n_ports; ++*port)
@@ -105,7 +105,7 @@ static int add_port(struct zmq_update *p, const char *uuid, const json_t *handle
 }
 
 /* Assigns a socket to each rank. Sockets of other GPUs are for other servers. */
-static int match_ports(struct zmq_update *p, const struct ipc_handles *set, const json_t *handles,
+static int match_ports(struct zmq_session *p, const struct ipc_handles *set, const json_t *handles,
                        struct err *e)
 {
     const struct app_weights *weights = p->app->weights;
@@ -126,7 +126,7 @@ static int match_ports(struct zmq_update *p, const struct ipc_handles *set, cons
     return 0;
 }
 
-static int zmq_update_parse(struct zmq_update *p, const json_t *body, struct err *e)
+static int zmq_session_parse(struct zmq_session *p, const json_t *body, struct err *e)
 {
     struct ipc_handles set = {0};
     struct zmq_request r = {0};
@@ -140,10 +140,10 @@ static int zmq_update_parse(struct zmq_update *p, const json_t *body, struct err
     return match_ports(p, &set, r.handles, e);
 }
 
-static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_request *x,
-                          struct err *e)
+static int zmq_session_new(struct zmq_session **out, struct app *app, struct http_request *x,
+                           struct err *e)
 {
-    struct zmq_update *p = calloc(1, sizeof *p);
+    struct zmq_session *p = calloc(1, sizeof *p);
     json_t *body = NULL;
     int rc;
 
@@ -154,14 +154,14 @@ static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_
     cnd_init(&p->result.done_cnd);
     rc = body_parse(&body, x, x->route, e);
     if (rc == 0)
-        rc = zmq_update_parse(p, body, e);
+        rc = zmq_session_parse(p, body, e);
     json_decref(body);
     if (rc == 0)
         rc = update_requester_new(&p->asker, app, x, NULL, e);
     if (rc == 0)
         p->actor = x->actor;
     if (rc != 0) {
-        zmq_update_free(p);
+        zmq_session_free(p);
         return -1;
     }
     *out = p;
@@ -170,15 +170,15 @@ static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_
 
 int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 {
-    struct zmq_update *p;
+    struct zmq_session *p;
 
-    if (zmq_update_new(&p, app, x, e) != 0)
+    if (zmq_session_new(&p, app, x, e) != 0)
         return -1;
     p->pool = app->weights->zmq;
-    p->job = (struct job){.run = zmq_update_run, .arg = p};
-    if (zmq_updates_post(p->pool, &p->job, e) == 0)
+    p->job = (struct job){.run = zmq_session_run, .arg = p};
+    if (zmq_threads_post(p->pool, &p->job, e) == 0)
         return 0;
-    zmq_update_free(p);
+    zmq_session_free(p);
     return -1;
 }
 

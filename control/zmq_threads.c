@@ -1,19 +1,19 @@
 /* The pool has as many threads as it takes jobs; the count of open jobs is the bound. */
-#include "control/zmq_updates.h"
+#include "control/zmq_threads.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
-struct zmq_updates {
+struct zmq_threads {
     struct workers *workers; /* owned */
     atomic_uint n_open;      /* relaxed: a bound */
     atomic_bool stop;        /* relaxed: each job checks it in every slice */
 };
 
-int zmq_updates_new(struct zmq_updates **out, struct err *e)
+int zmq_threads_new(struct zmq_threads **out, struct err *e)
 {
-    struct workers_cfg cfg = {"zmq", ZMQ_UPDATES_MAX, ZMQ_UPDATES_MAX, false};
-    struct zmq_updates *z = calloc(1, sizeof *z);
+    struct workers_cfg cfg = {"zmq", ZMQ_THREADS_MAX, ZMQ_THREADS_MAX, false};
+    struct zmq_threads *z = calloc(1, sizeof *z);
 
     if (z == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for updates over sockets");
@@ -25,41 +25,41 @@ int zmq_updates_new(struct zmq_updates **out, struct err *e)
     return 0;
 }
 
-void zmq_updates_stop(struct zmq_updates *z)
+void zmq_threads_stop(struct zmq_threads *z)
 {
     atomic_store_explicit(&z->stop, true, memory_order_relaxed);
     workers_stop(z->workers);
 }
 
-void zmq_updates_free(struct zmq_updates *z)
+void zmq_threads_free(struct zmq_threads *z)
 {
     if (z == NULL)
         return;
-    zmq_updates_stop(z);
+    zmq_threads_stop(z);
     workers_free(z->workers);
     free(z);
 }
 
-int zmq_updates_post(struct zmq_updates *z, struct job *job, struct err *e)
+int zmq_threads_post(struct zmq_threads *z, struct job *job, struct err *e)
 {
     unsigned n = atomic_fetch_add_explicit(&z->n_open, 1, memory_order_relaxed);
 
-    if (n >= ZMQ_UPDATES_MAX)
+    if (n >= ZMQ_THREADS_MAX)
         (void)err_set(e, ERR_OVERLOADED, "",
                       "%u updates over sockets are under way or ending; the limit is %d", n,
-                      ZMQ_UPDATES_MAX);
+                      ZMQ_THREADS_MAX);
     else if (workers_post(z->workers, job, WORKERS_NORMAL, e) == 0)
         return 0;
-    zmq_updates_end(z);
+    zmq_threads_end(z);
     return -1;
 }
 
-void zmq_updates_end(struct zmq_updates *z)
+void zmq_threads_end(struct zmq_threads *z)
 {
     (void)atomic_fetch_sub_explicit(&z->n_open, 1, memory_order_relaxed);
 }
 
-bool zmq_updates_stopping(const struct zmq_updates *z)
+bool zmq_threads_stopping(const struct zmq_threads *z)
 {
     return atomic_load_explicit(&z->stop, memory_order_relaxed);
 }
