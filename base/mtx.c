@@ -114,7 +114,7 @@ static const struct mtx *innermost(void)
     return n > 0 ? LOAD(own.held[n - 1]) : NULL;
 }
 
-static void check_order(const struct mtx *m)
+static void mtx_check_order(const struct mtx *m)
 {
     assert(LOAD(own.n_held) < MTX_DEPTH_MAX);
     assert(innermost() == NULL || innermost()->rank < m->rank);
@@ -162,7 +162,7 @@ static void lock_contended(struct mtx *m)
 
 void mtx_lock(struct mtx *m)
 {
-    check_order(m);
+    mtx_check_order(m);
     if (!try_lock(m))
         lock_contended(m);
     mtx_push_held(m);
@@ -289,7 +289,7 @@ int mtx_lock_by(struct mtx *m, uint64_t deadline_us, struct err *e)
         mtx_lock(m);
         return 0;
     }
-    check_order(m);
+    mtx_check_order(m);
     while (!try_lock(m)) {
         if (clock_passed(deadline_us))
             return refuse_locked(m, e);

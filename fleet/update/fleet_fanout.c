@@ -59,7 +59,7 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
     return b->n;
 }
 
-static bool overwrites(const struct fleet_part *p, const void *arg)
+static bool fanout_overwrites(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
     return !p->two_phase && !p->out;
@@ -68,7 +68,7 @@ static bool overwrites(const struct fleet_part *p, const void *arg)
 int fanout_validate(struct fleet_control *fc, struct fleet_session *s, enum api_op op,
                     const struct api_args *args, struct err *e)
 {
-    const struct fanout f = {.args = args, .select = overwrites};
+    const struct fanout f = {.args = args, .select = fanout_overwrites};
     struct fleet_batch b;
 
     (void)fanout_select(fc, s, &f, &b);

@@ -263,7 +263,7 @@ void fleet_reset_caches(struct fleet_control *fc, struct upstream *upstream,
     *why = one.why;
 }
 
-static bool overwrites(const struct fleet_part *p)
+static bool cache_overwrites(const struct fleet_part *p)
 {
     return !p->two_phase && !p->out;
 }
@@ -274,7 +274,7 @@ static void keep_parts_stale(struct fleet_control *fc, struct fleet_session *s)
         struct fleet_part *p = &s->parts[i];
         struct err why = {0};
 
-        if (!overwrites(p))
+        if (!cache_overwrites(p))
             continue;
         keep_stale(fc, p->upstream, CACHES_OF_OTHER_WEIGHTS, &why);
         mtx_lock(&fc->lock);
@@ -294,7 +294,7 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (overwrites(p))
+        if (cache_overwrites(p))
             r->list[r->n++] = (struct fleet_reset){.upstream = p->upstream,
                                                    .change = CACHES_OF_OTHER_WEIGHTS,
                                                    .paused = upstream_may_be_paused(p->upstream),

@@ -623,7 +623,7 @@ static int normal_source(struct jinja *t, const char *source, size_t len, struct
     return 0;
 }
 
-static int parse_all(struct jinja *t, const char *source, size_t len, struct err *e)
+static int template_parse_all(struct jinja *t, const char *source, size_t len, struct err *e)
 {
     struct parser p = {.t = t, .e = e};
     struct tokens tokens;
@@ -664,7 +664,7 @@ int jinja_parse(struct jinja **out, const char *source, size_t len, struct err *
     if (t == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chat template");
     t->arena.nbytes_max = JINJA_TREE_NBYTES_MAX;
-    if (parse_all(t, source, len, e) != 0) {
+    if (template_parse_all(t, source, len, e) != 0) {
         jinja_free(t);
         return -1;
     }

@@ -364,7 +364,7 @@ static int torch_pickle_read_bytes(struct reader *r, size_t n_len)
     return stack_push(r, v);
 }
 
-static int read_int(struct reader *r, size_t n)
+static int pickle_read_int(struct reader *r, size_t n)
 {
     uint64_t value;
 
@@ -645,11 +645,11 @@ static int step_value(struct reader *r, uint8_t op)
     case OP_EMPTY_DICT:
         return push_kind(r, PICKLE_DICT);
     case OP_BININT1:
-        return read_int(r, 1);
+        return pickle_read_int(r, 1);
     case OP_BININT2:
-        return read_int(r, 2);
+        return pickle_read_int(r, 2);
     case OP_BININT:
-        return read_int(r, 4);
+        return pickle_read_int(r, 4);
     case OP_LONG1:
         return read_long(r);
     case OP_SHORT_BINUNICODE:

@@ -179,7 +179,7 @@ static bool answer_due_locked(const struct nccl_join *j)
                             (j->state == JOIN_COUNTED && j->cfg.form == NCCL_FORM_TORCH));
 }
 
-static void check_store(struct nccl_join *j, const struct tcpstore *store)
+static void nccl_join_check_store(struct nccl_join *j, const struct tcpstore *store)
 {
     struct err why = {0};
 
@@ -202,7 +202,7 @@ static void supervise(struct nccl_join *j)
         mtx_unlock(&j->lock);
         done = due && answer_joined(j);
         if (store != NULL)
-            check_store(j, store);
+            nccl_join_check_store(j, store);
         mtx_lock(&j->lock);
         j->answered = j->answered || done;
         if (!join_has_ended(j->state) && !answer_due_locked(j))
