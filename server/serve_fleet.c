@@ -2,7 +2,6 @@
 #include "server/serve_fleet.h"
 
 #include "base/log.h"
-#include "weights/model/model_config.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/fleet_root.h"
@@ -19,6 +18,7 @@
 #include "server/serve_priv.h"
 #include "server/serve_stage.h"
 #include "transport/file.h"
+#include "weights/model/model_config.h"
 
 #include <string.h>
 

@@ -7,8 +7,6 @@
 #include "server/serve.h"
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
-#include "text/chat_template.h"
-#include "text/tokenizer.h"
 #include "weights/model_spec.h"
 #include "weights/store/shares.h"
 
@@ -19,23 +17,6 @@
 
 _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
 _Static_assert((int)STORE_DEVICES_MAX <= (int)SHARES_RANKS_MAX, "every rank can have a share");
-
-int serve_option_error(struct err *e, const char *option, const char *value)
-{
-    struct err cause = *e;
-    /* "/path" is a member of a request: here the value came by an option. */
-    const char *field = strcmp(cause.field, "/path") == 0 ? "" : cause.field;
-    bool named = strstr(cause.msg, value) != NULL;
-
-    err_clear(e);
-    return err_set(e, cause.code, option, "%.200s%s%s%s%.400s", named ? "" : value,
-                   named ? "" : ": ", field, field[0] != '\0' ? ": " : "", cause.msg);
-}
-
-bool server_has_engine(const struct server *s)
-{
-    return strcmp(s->config.engine, "none") != 0;
-}
 
 const char *server_first_label(const struct server *s)
 {
@@ -83,20 +64,6 @@ int server_open_first(struct server *s, struct err *e)
                               path != NULL ? path : c->model);
 }
 
-/* Without a usable chat template the server starts; only chat requests fail. */
-static void load_chat_template(struct server *s)
-{
-    struct log_rec r;
-
-    if (chat_template_load(&s->chat, s->config.model, &s->chat_why) == 0)
-        return;
-    if (s->chat_why.code == ERR_NOT_FOUND)
-        return;
-    log_begin(&r, LOG_WARN, "chat_template.refused");
-    log_str(&r, "why", s->chat_why.msg);
-    log_end(&r);
-}
-
 static int spec_of_file(struct server *s, struct err *e)
 {
     const char *path = s->config.model_spec;
@@ -123,20 +90,6 @@ static int spec_of_fleet(struct server *s, struct err *e)
                          "must contain");
 }
 
-/* As in vLLM: a model beyond its positions answers, and answers nonsense. */
-static int check_max_model_len(const struct server *s, struct err *e)
-{
-    uint64_t most = s->model.max_position_embeddings;
-
-    if (s->config.max_model_len <= most)
-        return 0;
-    return err_set(
-        e, ERR_BAD_REQUEST, "--max-model-len",
-        "%llu is more than the %llu positions of the model (max_position_embeddings of "
-        "config.json, times the factor of a linear rope_scaling); lower it or leave it out",
-        (unsigned long long)s->config.max_model_len, (unsigned long long)most);
-}
-
 static int read_model(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
@@ -148,23 +101,7 @@ static int read_model(struct server *s, struct err *e)
     if (strcmp(c->engine, "embedded") != 0)
         return err_set(e, ERR_BAD_REQUEST, "--engine",
                        "engine '%.32s' is not one of embedded, none", c->engine);
-    if (c->model == NULL)
-        return err_set(
-            e, ERR_BAD_REQUEST, "--model",
-            "it is missing; a Hugging Face model directory is expected, as in 'baton serve "
-            "--model DIR'");
-    if (model_dir_check(c->model, e) != 0 || model_config_load(&s->model, c->model, e) != 0 ||
-        tokenizer_load(&s->tokenizer, c->model, e) != 0)
-        return serve_option_error(e, "--model", c->model);
-    if (check_max_model_len(s, e) != 0)
-        return -1;
-    if (s->model.eos_differs)
-        log_line(
-            LOG_WARN, "model.eos",
-            "config.json has an eos_token_id that generation_config.json lacks: it ends no reply "
-            "here, as in transformers; it does in SGLang");
-    load_chat_template(s);
-    return model_spec_of_config(&s->model_spec, &s->model, s->first_weights.tensor_list, e);
+    return server_read_engine(s, e);
 }
 
 static int read_nccl_allow(struct server *s, struct err *e)

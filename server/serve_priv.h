@@ -8,7 +8,6 @@
 #include "control/life.h"
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
-#include "weights/model/model_config.h"
 #include "handlers/app.h"
 #include "handlers/status/events_poll.h"
 #include "memory/device_list.h"
@@ -16,6 +15,7 @@
 #include "server/listeners.h"
 #include "transport/file.h"
 #include "transport/ipc/cuda_ipc.h"
+#include "weights/model/model_config.h"
 #include "weights/store/store.h"
 
 #include <stdbool.h>
@@ -90,6 +90,15 @@ int server_read_inputs(struct server *s, struct err *e);
  * host, else the first weights, if they are kept there? GPUs are looked at by server_read_inputs.
  * Errors: ERR_NO_STAGING. */
 int server_check_room(const struct server *s, struct err *e);
+
+/* server_read_engine - read what the embedded engine needs: the model, its tokenizer, its chat
+ * template, and the model spec that follows. Errors: of what is read; the field is the option.
+ * server_build_engine - the engine and its adapters, if there is one; after the store. Errors: of
+ * each part; what was made is server_free's.
+ * server_free_engine - what these two made, but for the engine, which ends before. */
+int server_read_engine(struct server *s, struct err *e);
+int server_build_engine(struct server *s, struct err *e);
+void server_free_engine(struct server *s);
 
 /* server_build_executors - the thread of events, and the executors of requests; in front of a fleet
  * requests that wait hold none of their threads. Errors: of workers_new, event_watch_new. */

@@ -11,7 +11,6 @@
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "control/zmq_threads.h"
-#include "engine/lora/adapters.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/fleet_root.h"
@@ -26,8 +25,6 @@
 #include "server/serve_priv.h"
 #include "server/signals.h"
 #include "server/state_dump.h"
-#include "text/chat_template.h"
-#include "text/tokenizer.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
@@ -229,7 +226,7 @@ static void free_generate(struct server *s)
     struct app_generate *g = &s->generate;
 
     lora_loads_free(g->loads);
-    adapters_free(g->adapters);
+    server_free_engine(s);
     pause_controller_free(s->app.pause_controller);
     generations_free(g->generations);
     admission_free(g->admission);
@@ -250,8 +247,6 @@ static void free_fleet(struct server *s)
 static void free_inputs(struct server *s)
 {
     model_spec_free(s->model_spec);
-    tokenizer_free(s->tokenizer);
-    chat_template_free(s->chat);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
         free(s->allow_path[i]);
 }

@@ -21,7 +21,7 @@ FILES_MAX = 40  # sources and headers in one folder
 CIRCLE_MAX = 2
 CIRCLES = {
     "weights": [10, 5, 3], "text": [8, 5, 3], "http": [9], "control": [3], "fleet": [5, 3, 3],
-    "handlers": [5, 3], "server": [8],
+    "handlers": [5, 3], "server": [7],
 }
 
 # Rooms whose files in no folder come after those of its folders: they use them.
