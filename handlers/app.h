@@ -17,6 +17,7 @@
 
 struct adapters;
 struct app;
+struct app_generate;
 struct buf;
 struct adapter_dir;
 struct admission;
@@ -38,7 +39,6 @@ struct life;
 struct list_cache;
 struct metrics;
 struct lora_loads;
-struct lora_view;
 struct model_config;
 struct store;
 struct tokenizer;
@@ -66,6 +66,16 @@ struct app_weights {
     struct zmq_threads *zmq;          /* updates by checkpoint-engine's sockets */
     struct state_dir *state;          /* --state-dir; NULL: none */
 };
+
+/* What replies of other handlers say of the adapters; handlers/lora/ has it. JSON is new, and NULL
+ * without memory. Threads: any. Blocks: on short locks. */
+struct lora_view {
+    json_t *(*totals)(const struct app_generate *generate); /* counts and bytes, and their limits */
+    json_t *(*valid)(const struct app_generate *generate);  /* [{name, revision, valid}] of what is
+                                                               loaded now, after a commit */
+    void (*metrics)(const struct app_generate *generate, struct buf *out); /* Prometheus text */
+};
+extern const struct lora_view lora_view;
 
 /* For handlers of generation and of adapters. */
 struct app_generate {

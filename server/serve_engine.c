@@ -4,7 +4,6 @@
 #include "control/lora_loads.h"
 #include "engine/lora/adapters.h"
 #include "engine/scheduler/embedded.h"
-#include "handlers/lora_view.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_priv.h"

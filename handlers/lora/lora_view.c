@@ -1,6 +1,4 @@
 /* What replies of other handlers say of the adapters. */
-#include "handlers/lora_view.h"
-
 #include "base/prometheus.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"

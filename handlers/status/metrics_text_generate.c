@@ -4,7 +4,6 @@
 #include "control/admission.h"
 #include "control/engine.h"
 #include "control/lora_loads.h"
-#include "handlers/lora_view.h"
 
 static void put_lora_loads(struct lora_loads *loads, struct buf *out)
 {

@@ -5,7 +5,6 @@
 #include "control/engine.h"
 #include "control/life.h"
 #include "handlers/control_plane.h"
-#include "handlers/lora_view.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 #include "handlers/status_json.h"

@@ -3,7 +3,6 @@
 
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
-#include "handlers/lora_view.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "http/http_request.h"
