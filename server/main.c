@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "driver/nccl.h"
+#include "server/config/build.h"
 #include "server/config/config.h"
 #include "server/notify.h"
 #include "server/serve.h"
@@ -17,11 +18,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const serve_flags[] = {
-#define X(kind, field, flag, arg, def, min, max, help) flag,
-    CONFIG_OPTIONS(X)
-#undef X
-        NULL};
 
 /* What `baton serve` ends with. */
 enum {
@@ -162,7 +158,7 @@ static int command_help_of(int argc, char **argv)
 
     if (strcmp(argv[2], "serve") == 0)
         return command_serve(1, line + 3);
-    return cli_is_command(argv[2]) ? cli_run(4, line, serve_flags) : unknown_command(argv[2]);
+    return cli_is_command(argv[2]) ? cli_run(4, line, config_flags()) : unknown_command(argv[2]);
 }
 
 int main(int argc, char **argv)
@@ -176,11 +172,12 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "serve") == 0)
         return command_serve(argc - 2, argv + 2);
     if (main_is_word(argc, argv, "version", "--version", "-V") || strcmp(argv[1], "-v") == 0)
-        return puts("baton " BATON_VERSION) < 0;
+        return printf("baton " BATON_VERSION " (%s: %s embedded engine)\n", build_package(),
+                      build_has_engine ? "with the" : "without the") < 0;
     if (main_is_word(argc, argv, "help", "--help", "-h"))
         return usage_print(stdout, 0);
     if (cli_is_command(argv[1]))
-        return cli_run(argc, argv, serve_flags);
+        return cli_run(argc, argv, config_flags());
     if (strcmp(argv[1], "help") == 0)
         return command_help_of(argc, argv);
     return unknown_command(argv[1]);

@@ -3,6 +3,7 @@
 #include "fleet/handoff/window_plan.h"
 #include "handlers/update_members.h"
 #include "memory/memory.h"
+#include "server/config/build.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_fleet.h"
@@ -306,6 +307,8 @@ int server_read_inputs(struct server *s, struct err *e)
 {
     const char *label = s->config.weight_version;
 
+    if (server_has_engine(s) && !build_has_engine)
+        return server_read_engine(s, e); /* before any file is read */
     if ((label != NULL && label_check(label, "--weight-version", e) != 0) ||
         resolve_allow_path(s, e) != 0 || server_open_first(s, e) != 0 || read_model(s, e) != 0)
         return -1;

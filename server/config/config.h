@@ -324,7 +324,12 @@ size_t config_changes(char *out, size_t cap, const struct config *a, const struc
  * the command line or not at all, the flag. A field that is not a flag is copied. */
 void config_where(char out[ERR_FIELD_MAX], const struct config *c, const char *field);
 
-/* config_help - every option with its default, environment name and meaning, within 100 columns. */
+/* config_flags - the flags of this build without their dashes, NULL-terminated; static. Threads:
+ * the main thread. */
+const char *const *config_flags(void);
+
+/* config_help - every option of this build with its default, environment name and meaning, within
+ * 100 columns. */
 void config_help(FILE *to);
 
 enum { CONFIG_UNIX_PATH_MAX = 107 }; /* what a socket's address can hold */

@@ -1,26 +1,12 @@
 /* Which options go together: an option that would have no effect is refused by name, because its
  * user relies on it. */
+#include "server/config/build.h"
 #include "server/config/config_table.h"
 
 #include <string.h>
 
-/* Options of a server with an engine of its own. */
-static const char *const own[] = {"served-model-name",
-                                  "engine",
-                                  "engine-threads",
-                                  "engine-pin",
-                                  "max-num-seqs",
-                                  "kv-cache",
-                                  "max-loras",
-                                  "max-lora-rank",
-                                  "max-model-len",
-                                  "device",
-                                  "max-num-batched-tokens",
-                                  "generation-config",
-                                  "logprobs-mode",
-                                  "max-logprobs",
-                                  "return-routed-experts",
-                                  "max-unread-bytes"};
+/* Options of a server without upstreams, besides those of its engine. */
+static const char *const own[] = {"engine", "device"};
 /* Options of a server that receives updates itself. */
 static const char *const received[] = {
     "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
@@ -45,6 +31,16 @@ static const struct config_option *option_given(const struct config_loader *l,
         if (l->config.origins->layers[o - config_options] != LAYER_DEFAULT)
             return o;
     }
+    return NULL;
+}
+
+/* The same of the options of the embedded engine. */
+static const struct config_option *engine_option_given(const struct config_loader *l)
+{
+    for (size_t i = 0; i < CONFIG_N_OPTIONS; i++)
+        if (config_is_of_engine(&config_options[i]) &&
+            l->config.origins->layers[i] != LAYER_DEFAULT)
+            return &config_options[i];
     return NULL;
 }
 
@@ -84,6 +80,8 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o = option_given(l, own, sizeof own / sizeof own[0]);
 
+    if (o == NULL)
+        o = engine_option_given(l);
     if (o != NULL)
         return option_refuse(l, o,
                              "it has no effect with --upstream: this server then has no engine of "
@@ -150,8 +148,10 @@ const char *config_stage_device(const struct config *c)
 
 int config_fit(const struct config_loader *l, struct err *e)
 {
-    const struct config_option *o;
+    const struct config_option *o = engine_option_given(l);
 
+    if (o != NULL && !config_is_here(o))
+        return option_refuse(l, o, BUILD_LACKS_ENGINE, e);
     if (config_has_upstreams(&l->config))
         return upstreams_fit(l, e);
     o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);

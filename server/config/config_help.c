@@ -1,4 +1,5 @@
 /* --help: one paragraph for each option, from the same table that reads them. */
+#include "server/config/build.h"
 #include "server/config/config_table.h"
 
 #include <inttypes.h>
@@ -108,6 +109,23 @@ static void put_option(FILE *to, const struct config_option *o)
     put_wrapped(to, HELP_INDENT, text);
 }
 
+/* Which options the engine alone has. */
+static void put_engine_options(FILE *to)
+{
+    char text[HELP_TEXT_MAX] = "Only the embedded engine has";
+    size_t len = strlen(text);
+
+    for (size_t i = 0; i < CONFIG_N_OPTIONS; i++)
+        if (config_is_of_engine(&config_options[i]))
+            len += (size_t)snprintf(text + len, sizeof text - len, " --%s,",
+                                    config_options[i].flag);
+    (void)snprintf(text + len - 1, sizeof text - len + 1, ": %s.",
+                   build_has_engine ? "baton-control, the build without it, lacks them"
+                                    : "this build (baton-control) lacks them");
+    (void)fputc('\n', to);
+    put_wrapped(to, 0, text);
+}
+
 void config_help(FILE *to)
 {
     put_wrapped(to, 0,
@@ -116,6 +134,7 @@ void config_help(FILE *to)
                 "flag overrides a variable, a variable the file, the file the default. "
                 "BYTES may end in KiB, MiB, GiB or TiB; a repeatable option is an array "
                 "in the file and separated by ':' in its variable, unless it says otherwise.");
+    put_engine_options(to);
     (void)fprintf(to, "\n%-*s %s\n", HELP_ENV_COLUMN - 1, "  --config FILE", "BATON_CONFIG");
     put_wrapped(to, HELP_INDENT, "the JSON file (no default)");
     (void)fprintf(to, "\n  --check\n");
@@ -124,6 +143,7 @@ void config_help(FILE *to)
                 "many bytes the weights need, and which GPUs there are");
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
         put_title(to, config_options[i].flag);
-        put_option(to, &config_options[i]);
+        if (config_is_here(&config_options[i]))
+            put_option(to, &config_options[i]);
     }
 }

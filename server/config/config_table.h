@@ -69,6 +69,12 @@ bool config_is_list(const struct config_option *o);
 /* config_find - by flag, or NULL. */
 const struct config_option *config_find(const char *flag, size_t len);
 
+/* config_is_of_engine - is it an option that only a server with an embedded engine has?
+ * config_is_here - does this build have it? One without the engine has none of those, and refuses
+ * them by name. */
+bool config_is_of_engine(const struct config_option *o);
+bool config_is_here(const struct config_option *o);
+
 /* config_set - check a value given as text and store it.
  * @field  the flag, variable or member, for the error */
 int config_set(struct config_loader *l, const struct config_option *o, enum config_layer layer,

@@ -8,7 +8,11 @@ of any other room includes and calls only those before it in the row of its room
 in no folder; those come first, or last in a room of FILES_LAST. A private header, *_priv.h, may be included in its
 own room only. Files that call each other in a circle are counted for each room.
 
+A build without the engine leaves out what ARCHITECTURE.md says: other files may include nothing of it, and call only what
+the files in its place define too. BUILD may be such a build: then its program is checked, for symbols of what is left out.
+
 Usage: tests/tools/check_layers.py [ROOT [BUILD]]"""
+import os
 import pathlib
 import re
 import subprocess
@@ -69,6 +73,13 @@ LIBRARIES = {
 def rooms_of(architecture):
     """The rooms, in the order of the table: | `base/` | ..."""
     return re.findall(r"(?m)^\| `([a-z]+)/` \|", architecture.read_text())
+
+
+def left_out_of(root):
+    """(folders and files that a build without the engine leaves out, the files in their place)."""
+    text = " ".join((root / "ARCHITECTURE.md").read_text().split())
+    lists = re.search(r"Left out are (.*?)\. In their place is (.*?):", text).groups()
+    return tuple(tuple(re.findall(r"`([\w/.]+)`", names)) for names in lists)
 
 
 def may_include(rooms, file, included):
@@ -168,11 +179,42 @@ def order_of(root, rooms):
     return folders, wrong
 
 
+def check_left_out(root, calls):
+    """Calls into what a build without the engine leaves out."""
+    left_out, in_place = left_out_of(root)
+    words = set(re.findall(r"\w+", "".join((root / file).read_text() for file in in_place)))
+    return [f"{source}: {symbol}() of {target} is left out without the engine, and not in {' or '.join(in_place)}"
+            for source, targets in sorted(calls.items()) if not source.startswith(left_out)
+            for target, symbols in sorted(targets.items()) if target.startswith(left_out)
+            for symbol in symbols if symbol not in words]
+
+
+def source_of(root, path):
+    """The path of a source below `root`, by its end: a compiler's cache may have the object of another tree."""
+    parts = pathlib.PurePath(os.path.normpath(path)).parts
+    ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
+    return next((end for end in ends if (root / end).is_file()), None)
+
+
+def check_program(root, program):
+    """Has the program of a build without the engine a symbol, static ones too, of what it leaves out?"""
+    left_out, _ = left_out_of(root)
+    out = subprocess.run(["nm", "-l", "--defined-only", program], capture_output=True, text=True, check=True).stdout
+    symbols = re.findall(r"(?m)^\w+ \w (\S+)\t(\S+):\d+$", out)
+    places = [(symbol, path) for symbol, path in ((symbol, source_of(root, path)) for symbol, path in symbols) if path]
+    wrong = [f"{program.name}: {symbol} of {path}, which is left out" for symbol, path in places if path.startswith(left_out)]
+    wrong += [f"{program.name}: it has no symbol of {room}/" for room in ("base", "weights", "fleet", "server")
+              if not any(path.startswith(f"{room}/") for _, path in places)]
+    print(f"{len(places)} symbols of {program.name} checked, which has no engine")
+    return wrong
+
+
 def check_calls(root, rooms, folders, build):
     calls = calls_of(root, rooms, build)
     wrong = [f"{source}: may not call {', '.join(symbols)}() of {target}"
              for source, targets in sorted(calls.items()) for target, symbols in sorted(targets.items())
              if not may_call(rooms, folders, source, target)]
+    wrong += check_left_out(root, calls)
     sizes = {}
     for circle in circles_of(calls):
         if len(circle) > CIRCLE_MAX:
@@ -191,6 +233,8 @@ def main():
     rooms = rooms_of(root / "ARCHITECTURE.md")
     folders, wrong = order_of(root, rooms)
     before, per_folder, n_files = set(), {}, 0
+    left_out, in_place = left_out_of(root)
+    wrong += [f"ARCHITECTURE.md: {name} is not there" for name in left_out + in_place if not (root / name).exists()]
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             if path.suffix not in (".c", ".h", ".cu"):
@@ -203,6 +247,8 @@ def main():
             for included in re.findall(r'(?m)^#include [<"]([^>"]+)[>"]', path.read_text()):
                 if not may_include(rooms, file, included):
                     wrong.append(f"{file}: its room may not include {included}")
+                if included.startswith(left_out) and not file.startswith(left_out):
+                    wrong.append(f"{file}: {included} is left out without the engine")
                 if is_before(folders, file, included):
                     before.add((file, included))
                 places = LIBRARIES.get(included)
@@ -215,7 +261,9 @@ def main():
     wrong += [f"{folder.relative_to(root)}/: {n} files, {FILES_MAX} are allowed"
               for folder, n in sorted(per_folder.items()) if n > FILES_MAX]
     if len(sys.argv) > 2:
-        wrong += check_calls(root, rooms, folders, pathlib.Path(sys.argv[2]))
+        build = pathlib.Path(sys.argv[2])
+        is_whole = (build / "engine").exists()
+        wrong += check_calls(root, rooms, folders, build) if is_whole else check_program(root, build / "baton")
     if len(rooms) < 2 or n_files == 0:
         wrong.append("no rooms or no files were found")
     print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked"]))

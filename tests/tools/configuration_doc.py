@@ -103,12 +103,18 @@ def sentence(text):
     return (text if re.match(r"[a-z]+,", text) else text[0].upper() + text[1:]) + "."
 
 
+def first_of(lines, start):
+    return next(i for i, line in enumerate(lines) if line.startswith(start))
+
+
 def put_server(baton):
     lines = output_of(baton, "serve", "--help").splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("  --"))
+    first = first_of(lines, "  --")
     yield "## Options of `baton serve`"
     yield ""
     yield "Below each option: its variable, its member of the file, its default, and the values that are allowed."
+    yield ""
+    yield sentence(" ".join(lines[first_of(lines, "Only the embedded"):first]).strip()).removesuffix(".")
     yield ""
     for head, text in paragraphs(lines[first:]):
         if text is None:

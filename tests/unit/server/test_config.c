@@ -1,4 +1,5 @@
 /* The configuration: which layer wins, what is refused and how, and that the help tells it all. */
+#include "server/config/build.h"
 #include "server/config/config.h"
 
 #include "base/log.h"
@@ -90,30 +91,31 @@ static void test_config_load_defaults(void **state)
 
 static void test_config_load_layers(void **state)
 {
-    const char *file = file_with("{\"max_num_seqs\": 1, \"model\": \"/file\", \"insecure\": true,"
-                                 " \"kv_cache\": \"1GiB\", \"max_versions\": 5,"
+    const char *file = file_with("{\"generate_queue\": 1, \"model\": \"/file\", \"insecure\": true,"
+                                 " \"max_weight_bytes\": \"1GiB\", \"max_versions\": 5,"
                                  " \"allow_path\": [\"/file/a\", \"/file/b\"]}");
     struct config c;
     struct err e;
 
     (void)state;
     assert_int_equal(load(&c, LIST_OF(file), NULL, &e), 0);
-    assert_int_equal(c.max_num_seqs, 1);
+    assert_int_equal(c.generate_queue, 1);
     assert_string_equal(c.model, "/file");
     assert_true(c.insecure);
-    assert_int_equal(c.kv_cache, 1 << 30);
+    assert_int_equal(c.max_weight_bytes, 1 << 30);
     assert_int_equal(c.allow_path.n, 2);
     assert_string_equal(c.allow_path.items[1], "/file/b");
     config_fini(&c);
 
-    assert_int_equal(
-        load(&c, LIST_OF(file, "--max-num-seqs", "3", "--insecure=false", "--max-logprobs", "-1"),
-             LIST_OF("BATON_MAX_NUM_SEQS=2", "BATON_MODEL=/env",
-                     "BATON_ENGINE=", "BATON_ALLOW_PATH=/env/a:/env/b:/env/c", "PATH=/bin"),
-             &e),
-        0);
-    assert_int_equal(c.max_num_seqs, 3); /* flag over variable over file */
-    assert_true(c.max_logprobs == CONFIG_NO_LIMIT);
+    assert_int_equal(load(&c,
+                          LIST_OF(file, "--generate-queue", "3", "--insecure=false",
+                                  "--sglang-base-gpu-id", "-1"),
+                          LIST_OF("BATON_GENERATE_QUEUE=2", "BATON_MODEL=/env", "BATON_ENGINE=",
+                                  "BATON_ALLOW_PATH=/env/a:/env/b:/env/c", "PATH=/bin"),
+                          &e),
+                     0);
+    assert_int_equal(c.generate_queue, 3); /* flag over variable over file */
+    assert_true(c.sglang_base_gpu_id == CONFIG_NO_LIMIT);
     assert_string_equal(c.model, "/env");      /* variable over file */
     assert_int_equal(c.max_versions, 5);       /* file over default */
     assert_string_equal(c.engine, "embedded"); /* an empty variable is unset */
@@ -185,7 +187,9 @@ static void test_config_load_refuses_what_it_would_not_heed(void **state)
                               LIST_OF("X=", rows[i].variable), &e),
                          -1);
         assert_string_equal(e.field, rows[i].field);
-        assert_non_null(strstr(e.msg, "--upstream"));
+        assert_non_null(strstr(e.msg, build_has_engine || strcmp(rows[i].field, "--max-loras") != 0
+                                          ? "--upstream"
+                                          : BUILD_LACKS_ENGINE));
     }
     assert_int_equal(load(&c, LIST_OF("--min-ready=1"), NULL, &e), -1);
     assert_string_equal(e.field, "--min-ready");
@@ -233,9 +237,9 @@ static void test_config_load_forms(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        (void)snprintf(flag, sizeof flag, "--kv-cache=%s", rows[i].text);
+        (void)snprintf(flag, sizeof flag, "--json-body-max=%s", rows[i].text);
         assert_int_equal(load(&c, LIST_OF(flag), NULL, &e), 0);
-        assert_int_equal(c.kv_cache, rows[i].nbytes);
+        assert_int_equal(c.json_body_max, rows[i].nbytes);
         config_fini(&c);
     }
     assert_int_equal(
@@ -448,7 +452,7 @@ static void test_config_load_ignores_the_variables_of_services(void **state)
 static void test_config_where_names_the_layer(void **state)
 {
     const char *file = file_with("{\n\"model\": \"/m\", \"weights\": \"/w\",\n"
-                                 "\"kv_cache\": \"1GiB\", \"allow_path\": [\"/a\"]}");
+                                 "\"max_weight_bytes\": \"1GiB\", \"allow_path\": [\"/a\"]}");
     char where[ERR_FIELD_MAX], want[ERR_FIELD_MAX];
     struct config c;
     struct err e;
@@ -470,6 +474,46 @@ static void test_config_where_names_the_layer(void **state)
     config_where(where, &c, "");
     assert_string_equal(where, "");
     config_fini(&c);
+}
+
+static bool flag_is_here(const char *flag)
+{
+    for (const char *const *f = config_flags(); *f != NULL; f++)
+        if (strcmp(*f, flag) == 0)
+            return true;
+    return false;
+}
+
+/* A build without the engine refuses its options by name, wherever they are given. */
+static void test_config_load_engine_options(void **state)
+{
+    const char *file = file_with("{\"max_lora_rank\": 8}");
+    const struct {
+        const char *flag, *variable, *field;
+    } rows[] = {
+        {"--kv-cache=1GiB", NULL, "--kv-cache"},
+        {NULL, "BATON_SERVED_MODEL_NAME=m", "BATON_SERVED_MODEL_NAME"},
+        {file, NULL, NULL},
+    };
+    struct config c;
+    struct err e;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int rc = load(&c, rows[i].flag != NULL ? LIST_OF(rows[i].flag) : NULL,
+                      LIST_OF("X=", rows[i].variable), &e);
+
+        assert_int_equal(rc, build_has_engine ? 0 : -1);
+        if (rc == 0) {
+            config_fini(&c);
+            continue;
+        }
+        assert_string_equal(e.msg, BUILD_LACKS_ENGINE);
+        if (rows[i].field != NULL)
+            assert_string_equal(e.field, rows[i].field);
+        else
+            assert_non_null(strstr(e.field, ":1: max_lora_rank"));
+    }
 }
 
 static void test_config_help_names_every_option(void **state)
@@ -500,6 +544,10 @@ static void test_config_help_names_every_option(void **state)
 
         (void)snprintf(want, sizeof want, "\n  --%s ", rows[i].flag);
         at = strstr(text, want);
+        if (!flag_is_here(rows[i].flag)) {
+            assert_null(at);
+            continue;
+        }
         if (at == NULL)
             fail_msg("--%s is not in the help", rows[i].flag);
         end = strstr(at + 1, "\n  --");
@@ -510,7 +558,8 @@ static void test_config_help_names_every_option(void **state)
                 fail_msg("the default of --%s is not in its help", rows[i].flag);
         }
     }
-    assert_non_null(strstr(text, "BATON_MAX_NUM_BATCHED_TOKENS\n"));
+    assert_true((strstr(text, "BATON_MAX_NUM_BATCHED_TOKENS\n") != NULL) == build_has_engine);
+    assert_non_null(strstr(text, "--max-lora-rank: ")); /* of the engine, in either build */
     assert_non_null(strstr(text, "BATON_CONFIG\n"));
     assert_non_null(strstr(text, "\n  --check\n"));
     assert_non_null(strstr(text, "at least 64KiB"));
@@ -626,6 +675,7 @@ int main(void)
         cmocka_unit_test(test_config_load_warns_of_unknown_variables),
         cmocka_unit_test(test_config_load_ignores_the_variables_of_services),
         cmocka_unit_test(test_config_where_names_the_layer),
+        cmocka_unit_test(test_config_load_engine_options),
         cmocka_unit_test(test_config_help_names_every_option),
         cmocka_unit_test(test_config_listen_parse_accepts),
         cmocka_unit_test(test_config_listen_parse_unix),
