@@ -1,14 +1,16 @@
 # docker build --tag baton .                            serves on the CPU, and on GPUs with --gpus all:
 #                                                       libcuda comes from the container's runtime
 # docker build --build-arg NCCL=2.28.9 --tag baton .    with NCCL, for the groups of trainers
+# docker build --build-arg PRESET=control …            without the engine: a front of engines, or a store
 # docker run --volume $PWD/model:/model --volume $PWD/keys:/keys --publish 8700:8700 baton /model --api-key-file /keys
 FROM debian:12-slim AS build
+ARG PRESET=release
 WORKDIR /baton
 COPY deploy/setup.sh deploy/setup.sh
 RUN deploy/setup.sh package
 COPY . .
-RUN cmake --preset release -DBATON_TESTS=OFF && cmake --build --preset release
-RUN cpack -G DEB --config build/release/CPackConfig.cmake -B /packages
+RUN cmake --preset $PRESET -DBATON_TESTS=OFF && cmake --build --preset $PRESET
+RUN cpack -G DEB --config build/$PRESET/CPackConfig.cmake -B /packages
 
 FROM debian:12-slim AS nccl
 ARG NCCL=

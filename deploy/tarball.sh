@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make OUT_DIR/baton-VERSION-linux-x86_64.tar.gz, and its .sha256: an installation with the libraries that
+# Make OUT_DIR/baton-VERSION-linux-x86_64.tar.gz (baton-control-VERSION-… of a build without the engine), and its .sha256: an installation with the libraries that
 # the program needs, which runs where it is unpacked, on every Linux whose glibc is new enough.
 # Usage: deploy/tarball.sh BUILD_DIR OUT_DIR
 set -euo pipefail
@@ -9,8 +9,11 @@ mkdir -p "$2"
 out=$(realpath "$2")
 glibc_max=${GLIBC_MAX:-2.35} # of Ubuntu 22.04; Debian 12 has 2.36, Ubuntu 24.04 has 2.39
 
-version=$("$build/baton" --version)
-name=baton-${version#baton }-linux-$(uname --machine)
+read -r name version package _ <<<"$("$build/baton" --version)"
+if [[ $package == "(baton-control:" ]]; then
+  name=baton-control
+fi
+name=$name-$version-linux-$(uname --machine)
 work=$(mktemp --directory)
 trap 'rm --recursive --force "$work"' EXIT
 

@@ -110,7 +110,7 @@ part_deb() {
     cp --recursive /fixtures/kjv /var/lib/baton/model
     setpriv --reuid=baton --regid=baton --init-groups baton serve --config /etc/baton/baton.json --check'
   inside deb "$(first_push 'setpriv --reuid=baton --regid=baton --init-groups baton')"
-  inside deb 'apt-get purge --yes --quiet=2 baton >/dev/null
+  inside deb 'apt-get purge --yes --quiet=2 baton-server >/dev/null
     for path in /etc/baton /var/lib/baton /usr/bin/baton /usr/lib/systemd/system/baton.service; do
       [[ ! -e $path ]] || { echo "purge leaves $path"; exit 1; }
     done'

@@ -72,10 +72,15 @@ tail --lines=1 "$WORK/security"
 # The Debian package.
 (cd "$build" && cpack -G DEB -B "$WORK/deb" >/dev/null)
 deb=$(ls "$WORK"/deb/*.deb)
+package=$("$build/baton" --version | sed --quiet 's/.* (\(baton-[a-z]*\): .*/\1/p')
+[[ $(dpkg-deb --field "$deb" Package) == "$package" ]] || fail "the package is not $package"
+for relation in Provides Conflicts Replaces; do # of either package: one takes the other's place
+  [[ $(dpkg-deb --field "$deb" "$relation") == baton ]] || fail "$relation is not baton"
+done
 dpkg-deb --contents "$deb" | awk '{ print $1, $2, substr($6, 2) }' >"$WORK/contents"
 for file in /etc/baton/baton.json /usr/bin/baton /usr/lib/systemd/system/baton.service \
   /usr/share/man/man1/baton-serve.1.gz /usr/share/zsh/vendor-completions/_baton \
-  /usr/share/doc/baton/copyright /usr/share/doc/baton/changelog.gz; do
+  "/usr/share/doc/$package/copyright" "/usr/share/doc/$package/changelog.gz"; do
   grep --quiet " root/root $file\$" "$WORK/contents" || fail "the package lacks $file: $(cat "$WORK/contents")"
 done
 ! grep --invert-match '^[d-]rw[x-]r-[x-]r-[x-] ' "$WORK/contents" || fail "wrong modes in the package"
@@ -83,7 +88,12 @@ dpkg-deb --extract "$deb" "$WORK/extracted"
 grep --quiet '^ExecStart=/usr/bin/baton serve --config /etc/baton/baton.json$' \
   "$WORK/extracted/usr/lib/systemd/system/baton.service" || fail "the package's unit"
 [[ $(dpkg-deb --info "$deb" conffiles) == /etc/baton/baton.json ]] || fail "conffiles"
-[[ $(dpkg-deb --field "$deb" Depends) == *libmicrohttpd12*libutf8proc2* ]] || fail "dependencies"
+depends=$(dpkg-deb --field "$deb" Depends)
+if [[ $package == baton-control ]]; then
+  [[ $depends == *libmicrohttpd12* && $depends != *libutf8proc* && $depends != *libpcre2* ]] || fail "dependencies: $depends"
+else
+  [[ $depends == *libmicrohttpd12*libutf8proc2* ]] || fail "dependencies: $depends"
+fi
 for script in postinst prerm postrm; do
   dpkg-deb --info "$deb" "$script" | sh -n || fail "$script"
 done
