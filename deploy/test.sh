@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install, build and run every test except those labelled soak or gpu, on a new Debian 12 machine.
 # Usage: deploy/test.sh [all|preset...]   (default: release, the build that ships)
-# all: release, then asan (AddressSanitizer with UBSan), then tsan (ThreadSanitizer)
+# all: release, then control (without the engine: the tests that do not need it), asan (AddressSanitizer with UBSan),
+# tsan (ThreadSanitizer)
 # A test that did not run is named at the end. With CI set it is a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,11 +11,11 @@ presets=("$@")
 if ((${#presets[@]} == 0)); then
   presets=(release)
 elif [[ ${presets[*]} == all ]]; then
-  presets=(release asan tsan)
+  presets=(release control asan tsan)
 fi
 for preset in "${presets[@]}"; do
-  [[ $preset =~ ^(dev|release|asan|tsan)$ ]] || {
-    echo "test.sh: '$preset' is neither 'all' nor one of dev, release, asan, tsan" >&2
+  [[ $preset =~ ^(dev|release|control|asan|tsan)$ ]] || {
+    echo "test.sh: '$preset' is neither 'all' nor one of dev, release, control, asan, tsan" >&2
     exit 2
   }
 done
@@ -54,6 +55,9 @@ for preset in "${presets[@]}"; do
 done
 # n_tests PRESET
 n_tests() { ctest --preset "$1" -N | sed -n 's/^Total Tests: //p'; }
+if [[ " ${presets[*]} " == *" release control "* ]]; then
+  echo "tests that run with the engine only: $(($(n_tests release) - $(n_tests control))) of $(n_tests release)"
+fi
 if [[ " ${presets[*]} " == *" asan "*" tsan "* ]]; then
   echo "tests that run without ThreadSanitizer only: $(($(n_tests asan) - $(n_tests tsan))) of $(n_tests asan)"
 fi

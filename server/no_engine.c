@@ -74,7 +74,8 @@ static int no_engine_refuse(struct app *app, struct http_request *x, struct err 
 {
     (void)app;
     (void)x;
-    return err_set(e, ERR_NO_ENGINE, "", "%s", BUILD_LACKS_ENGINE);
+    return err_set(e, ERR_NO_ENGINE, "", "this server holds weights only (--engine none): %s",
+                   BUILD_LACKS_ENGINE);
 }
 
 int handle_generate(struct app *app, struct http_request *x, struct err *e)
