@@ -327,6 +327,8 @@ static void note_given(void *out, const struct member *m, bool given)
 int member_read(void *out, const struct member *rows, const json_t *object, const char *at,
                 struct err *e)
 {
+    size_t n_left = json_object_size(object); /* that no row has had; then none is looked up */
+
     for (const struct member *m = rows; m->name != NULL; m++) {
         void *where = (char *)out + m->at;
         const json_t *v;
@@ -335,10 +337,9 @@ int member_read(void *out, const struct member *rows, const json_t *object, cons
             return -1;
         if ((m->type & M_ROWS) != 0)
             continue;
-        if (m->store == STORE_NOT && m->given == 0 && m->neutral == NULL &&
-            (m->flags & M_REQUIRED) == 0)
-            continue;
-        v = body_given(object, m->name);
+        v = n_left > 0 ? json_object_get(object, m->name) : NULL;
+        n_left -= v != NULL;
+        v = json_is_null(v) ? NULL : v;
         if (v == NULL && (m->flags & M_REQUIRED) != 0)
             return body_required(object, at, m->name, e);
         note_given(out, m, v != NULL);

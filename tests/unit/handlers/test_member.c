@@ -223,6 +223,9 @@ static void check_rows(const struct member *table)
             check_rows(m->of);
             continue;
         }
+        for (const struct member *other = table; other != m; other++)
+            if (strcmp(other->name, m->name) == 0)
+                fail_msg("%s: it has two rows", m->name);
         if (m->type != type_of(m))
             fail_msg("%s: its field is of another type", m->name);
         for (size_t i = 0; !known && m->words[i] != NULL; i++)
