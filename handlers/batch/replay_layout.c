@@ -20,11 +20,7 @@ static int parse_sizes(struct replay_layout *l, const json_t *object, const char
 {
     char field[ERR_FIELD_MAX];
 
-    if (body_required(object, at, "pipeline_parallel_size", e) != 0 ||
-        body_required(object, at, "context_parallel_size", e) != 0 ||
-        body_u32(&l->n_stages, object, at, "pipeline_parallel_size", 1, n_layers, e) != 0 ||
-        body_u32(&l->n_contexts, object, at, "context_parallel_size", 1, REPLAY_CONTEXT_MAX, e) !=
-            0)
+    if (body_u32(&l->n_stages, object, at, "pipeline_parallel_size", 1, n_layers, e) != 0)
         return -1;
     if (replay_n_blocks(l) > REPLAY_BLOCKS_MAX)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "context_parallel_size"),
@@ -113,16 +109,14 @@ static int check_dense(const json_t *object, const char *at, const struct model_
     return 0;
 }
 
-static int parse_multiple(struct replay_layout *l, const json_t *object, const char *at,
-                          struct err *e)
+static int set_multiple(struct replay_layout *l, const char *at, struct err *e)
 {
     static const char member[] = "sequence_multiple";
     uint32_t n_chunks = l->n_contexts > 1 ? 2 * l->n_contexts : 1;
     char field[ERR_FIELD_MAX];
 
-    l->sequence_multiple = n_chunks;
-    if (body_u32(&l->sequence_multiple, object, at, member, 1, REPLAY_MULTIPLE_MAX, e) != 0)
-        return -1;
+    if (l->sequence_multiple == 0)
+        l->sequence_multiple = n_chunks;
     if (l->sequence_multiple % n_chunks != 0)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, member),
                        "%s is %u, expected a multiple of %u (2 * context_parallel_size): a padded "
@@ -135,12 +129,12 @@ int replay_layout_parse(struct replay_layout *out, const json_t *object, const c
                         const struct model_config *model, struct err *e)
 {
     *out = (struct replay_layout){0};
-    if (body_only(object, at, replay_layout_rows, e) != 0 ||
+    if (member_read_only(out, replay_layout_rows, object, at, e) != 0 ||
         parse_sizes(out, object, at, model->n_layers, e) != 0 ||
         parse_stages(out, object, at, model->n_layers, e) != 0 ||
         check_dense(object, at, model, e) != 0)
         return -1;
-    return parse_multiple(out, object, at, e);
+    return set_multiple(out, at, e);
 }
 
 int replay_layout_check_size(const struct replay_layout *l, const struct model_config *model,

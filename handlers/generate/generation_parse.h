@@ -8,11 +8,6 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-enum {
-    GENERATION_REQUEST_ID_MAX = 256, /* bytes */
-    GENERATION_CACHE_SALT_MAX = 1024 /* characters, as in vLLM */
-};
-
 /* generation_read - read the members that the routes of generation share: those of `rows`, then
  * model (the base model or a loaded adapter), request_id (or rid, where a route has it),
  * cache_salt, on_update and return_routed_experts are checked, and go into `g`. A cache salt has no

@@ -10,7 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { GENERATE_N_MAX = 128 }; /* sequences for one prompt */
+enum {
+    GENERATE_N_MAX = 128,            /* sequences for one prompt */
+    GENERATION_REQUEST_ID_MAX = 256, /* bytes */
+    GENERATION_CACHE_SALT_MAX = 1024 /* characters, as in vLLM */
+};
 
 struct generate_params {
     struct gen_params gen; /* owns its stop strings and a reference of its logits_processor; seed is

@@ -1,5 +1,6 @@
 /* What requests may contain: generate. See handlers/rows/member.h. */
 #include "handlers/batch/batch.h"
+#include "handlers/batch/replay_layout.h"
 #include "handlers/data_plane.h"
 #include "handlers/rows/generate_request.h"
 #include "handlers/rows/rows.h"
@@ -109,16 +110,19 @@ const struct member sampling_rows[] = {
     {0},
 };
 
+/* Layers are counted by the model: their limits are checked by the parser. */
 const struct member replay_layout_rows[] = {
     {"pipeline_parallel_size", M_INT, .min = 1, .flags = M_REQUIRED,
      .doc = "stages; at most the layers of the model"},
-    {"context_parallel_size", M_INT, .min = 1, .max = 256, .flags = M_REQUIRED},
+    {"context_parallel_size", M_INT, .min = 1, .max = REPLAY_CONTEXT_MAX, .flags = M_REQUIRED,
+     M_IN(struct replay_layout, n_contexts)},
     {"num_layers_in_first_pipeline_stage", M_INT, .min = 1,
      .doc = "the stages without a number share the other layers evenly"},
     {"num_layers_in_last_pipeline_stage", M_INT, .min = 1},
     {"num_leading_dense_layers", M_INT, .min = 0,
      .doc = "if given, exactly these layers of the model must be dense"},
-    {"sequence_multiple", M_INT, .min = 1, .max = 1048576,
+    {"sequence_multiple", M_INT, .min = 1, .max = REPLAY_MULTIPLE_MAX,
+     M_IN(struct replay_layout, sequence_multiple),
      .doc = "of the padded length; a multiple of 2 * context_parallel_size, which is the default "
             "(1 for one context rank)"},
     {0},
@@ -140,15 +144,25 @@ const struct member stream_options_rows[] = {
     {0},
 };
 
+/* What all routes of generation in vLLM's form have. */
+static const struct member generation_rows[] = {
+    {"model", M_STRING, M_IN(struct generate_request, model),
+     .doc = "The served name, or that of a loaded adapter; any other is a 404"},
+    {"request_id", M_STRING, .min = 1, .max = GENERATION_REQUEST_ID_MAX,
+     M_IN(struct generate_request, request_id)},
+    {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
+    {"cache_salt", M_STRING, .min = 1, .max = GENERATION_CACHE_SALT_MAX,
+     M_IN(struct generate_request, cache_salt), .doc = "Accepted; there is no prefix cache"},
+    {"priority", .neutral = "0"},
+    {0},
+};
+
 const struct member generate_members[] = {
     {"token_ids", M_ARRAY, .items = M_INT, .min = 1, .flags = M_REQUIRED,
      M_IN(struct generate_request, token_ids)},
     {"sampling_params", M_OBJECT, .flags = M_REQUIRED | M_OPEN, .of = sampling_rows,
      M_IN(struct generate_request, sampling_params)},
-    {"model", M_STRING, M_IN(struct generate_request, model),
-     .doc = "The served name; any other is a 404"},
-    {"request_id", M_STRING, M_IN(struct generate_request, request_id)},
-    {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
+    {"", M_ROWS_WITH(generation_rows)},
     {"stream", M_BOOL, .def = "false", M_IN(struct generate_request, stream),
      .doc = "Server-sent events; the last one is data: [DONE]"},
     {"stream_options", M_OBJECT, .flags = M_OPEN, .of = stream_options_rows,
@@ -168,9 +182,6 @@ const struct member generate_members[] = {
             "without waiting for generations. An update that needs memory for another version "
             "waits at its start for the generations that use an old one, up to `--pin-timeout`, "
             "and is a 409 after that; the generations continue"},
-    {"cache_salt", M_STRING, M_IN(struct generate_request, cache_salt),
-     .doc = "Accepted; there is no prefix cache"},
-    {"priority", .neutral = "0"},
     {"features", .neutral = "null"},
     {"kv_transfer_params", .neutral = "null"},
     {"ec_transfer_params", .neutral = "null"},
@@ -214,17 +225,11 @@ const struct member rollouts_members[] = {
      M_IN(struct generate_request, sampling_params),
      .doc = "as /v1/generate; the logprob of each sampled token is always returned, others are "
             "refused"},
-    {"model", M_STRING, M_IN(struct generate_request, model),
-     .doc = "The served name; any other is a 404"},
-    {"request_id", M_STRING, M_IN(struct generate_request, request_id)},
-    {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
+    {"", M_ROWS_WITH(generation_rows)},
     {"stream", M_BOOL, .def = "false", M_IN(struct generate_request, stream),
      .doc = "each group as soon as it has ended"},
     {"on_update", M_STRING, M_IN(struct generate_request, on_update),
      M_WORDS("continue", "finish", "recompute"), .doc = "as /v1/generate"},
-    {"cache_salt", M_STRING, M_IN(struct generate_request, cache_salt),
-     .doc = "Accepted; there is no prefix cache"},
-    {"priority", .neutral = "0"},
     {"return_routed_experts", M_BOOL, .def = "false",
      M_IN(struct generate_request, return_routed_experts),
      .doc = "400 if the model has no experts"},
@@ -232,9 +237,24 @@ const struct member rollouts_members[] = {
     {0},
 };
 
-/* Members that SGLang's servers take on these routes and vLLM's do not, by which a prompt, tokens
- * or the reply would be others. */
-static const struct member sglang_neutral_rows[] = {
+/* What completions and chats have. The members from lora_path on are taken by SGLang's servers on
+ * these routes and not by vLLM's; by them a prompt, tokens or the reply would be others. */
+static const struct member openai_rows[] = {
+    {"", M_ROWS_WITH(generation_rows)},
+    {"rid", M_STRING, .min = 1, .max = GENERATION_REQUEST_ID_MAX,
+     M_IN(struct generate_request, rid), .doc = "SGLang's name of `request_id`, which wins"},
+    {"user", M_STRING, M_IN(struct generate_request, no_effect)},
+    {"stream", M_BOOL, .def = "false", M_IN(struct generate_request, stream)},
+    {"stream_options", M_OBJECT, .flags = M_OPEN, .of = stream_options_rows,
+     M_IN(struct generate_request, stream_options)},
+    {"return_token_ids", M_BOOL, M_IN(struct generate_request, return_token_ids)},
+    {"return_tokens_as_token_ids", M_BOOL,
+     M_IN(struct generate_request, return_tokens_as_token_ids)},
+    {"kv_transfer_params", .neutral = "null"},
+    {"ec_transfer_params", .neutral = "null"},
+    {"return_routed_experts", M_BOOL, M_IN(struct generate_request, return_routed_experts),
+     .doc = "Which experts computed each position, as `routed_experts` of a choice; 400 if the "
+            "model has none. Default: --return-routed-experts"},
     {"lora_path", .neutral = "empty"},
     {"json_schema", .neutral = "empty"},
     {"regex", .neutral = "empty"},
@@ -262,34 +282,15 @@ static const struct member sglang_neutral_rows[] = {
 };
 
 const struct member completions_members[] = {
-    {"model", M_STRING, M_IN(struct generate_request, model)},
+    {"", M_ROWS_WITH(openai_rows)},
     {"prompt", M_STRING | M_ARRAY, .flags = M_REQUIRED, M_IN(struct generate_request, prompt),
      .doc = "Text, a list of texts, token ids, or a list of lists of them"},
-    {"request_id", M_STRING, M_IN(struct generate_request, request_id)},
-    {"rid", M_STRING, M_IN(struct generate_request, rid),
-     .doc = "SGLang's name of `request_id`, which wins"},
-    {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
-    {"user", M_STRING, M_IN(struct generate_request, no_effect)},
-    {"stream", M_BOOL, .def = "false", M_IN(struct generate_request, stream)},
-    {"stream_options", M_OBJECT, .flags = M_OPEN, .of = stream_options_rows,
-     M_IN(struct generate_request, stream_options)},
     {"echo", M_BOOL, .def = "false", M_IN(struct generate_request, echo),
      .doc = "with return_token_ids the text has no prompt, as in vLLM: prompt_token_ids has it"},
     {"suffix", .neutral = "empty"},
     {"add_special_tokens", M_BOOL, .def = "true",
      M_IN(struct generate_request, add_special_tokens)},
-    {"return_token_ids", M_BOOL, M_IN(struct generate_request, return_token_ids)},
-    {"return_tokens_as_token_ids", M_BOOL,
-     M_IN(struct generate_request, return_tokens_as_token_ids)},
-    {"cache_salt", M_STRING, M_IN(struct generate_request, cache_salt)},
-    {"priority", .neutral = "0"},
     {"prompt_embeds", .neutral = "null"},
-    {"kv_transfer_params", .neutral = "null"},
-    {"ec_transfer_params", .neutral = "null"},
-    {"return_routed_experts", M_BOOL, M_IN(struct generate_request, return_routed_experts),
-     .doc = "Which experts computed each position, as `routed_experts` of a choice; 400 if the "
-            "model has none. Default: --return-routed-experts"},
-    {"", M_ROWS_WITH(sglang_neutral_rows)},
     {"", M_ROWS_OF(sampling_rows)},
     {0},
 };
@@ -314,35 +315,17 @@ const struct member chat_rows[] = {
 
 const struct member chat_members[] = {
     {"", M_ROWS_OF(chat_rows)},
-    {"model", M_STRING, M_IN(struct generate_request, model)},
-    {"request_id", M_STRING, M_IN(struct generate_request, request_id)},
-    {"rid", M_STRING, M_IN(struct generate_request, rid),
-     .doc = "SGLang's name of `request_id`, which wins"},
-    {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
-    {"user", M_STRING, M_IN(struct generate_request, no_effect)},
-    {"stream", M_BOOL, .def = "false", M_IN(struct generate_request, stream)},
-    {"stream_options", M_OBJECT, .flags = M_OPEN, .of = stream_options_rows,
-     M_IN(struct generate_request, stream_options)},
+    {"", M_ROWS_WITH(openai_rows)},
     {"echo", .neutral = "false"},
     {"top_logprobs", M_INT, .min = -1, .doc = "as logprobs of /v1/completions"},
-    {"max_completion_tokens", M_INT, .doc = "newer name of max_tokens; takes precedence"},
+    {"max_completion_tokens", M_INT, .min = 1, .max = GEN_MAX_TOKENS_REST - 1,
+     .doc = "newer name of max_tokens; takes precedence"},
     {"parallel_tool_calls", M_BOOL, M_IN(struct generate_request, no_effect_flag)},
     {"reasoning_effort", .neutral = "null"},
     {"functions", .neutral = "empty"},
     {"function_call", .neutral = "null"},
     {"mm_processor_kwargs", .neutral = "empty"},
-    {"return_token_ids", M_BOOL, M_IN(struct generate_request, return_token_ids)},
     {"return_prompt_text", M_BOOL, M_IN(struct generate_request, return_prompt_text)},
-    {"return_tokens_as_token_ids", M_BOOL,
-     M_IN(struct generate_request, return_tokens_as_token_ids)},
-    {"cache_salt", M_STRING, M_IN(struct generate_request, cache_salt)},
-    {"priority", .neutral = "0"},
-    {"kv_transfer_params", .neutral = "null"},
-    {"ec_transfer_params", .neutral = "null"},
-    {"return_routed_experts", M_BOOL, M_IN(struct generate_request, return_routed_experts),
-     .doc = "Which experts computed each position, as `routed_experts` of a choice; 400 if the "
-            "model has none. Default: --return-routed-experts"},
-    {"", M_ROWS_WITH(sglang_neutral_rows)},
     {"logprobs", M_BOOL, M_IN(struct generate_request, logprobs)},
     {"", M_ROWS_OF(sampling_rows)},
     {0},
