@@ -177,69 +177,103 @@ int dialect_set(json_t *body, const char *member, json_t *value, struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-int dialect_select_members(json_t **body, const json_t *from, const struct dialect_member *members,
-                           struct err *e)
+/* Puts the value (stolen) at `place`: a name, or one inside of an array or an object: "list/0",
+ * "config/r". */
+static int put_at(json_t *made, const char *place, json_t *value, struct err *e)
 {
-    json_t *selected = json_object();
+    const char *slash = strchr(place, '/');
+    char outer[UNKNOWN_NAME_MAX];
+    json_t *config;
 
-    if (selected == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    for (; members->theirs != NULL; members++) {
-        json_t *value = json_object_get(from, members->theirs);
+    if (slash == NULL)
+        return dialect_set(made, place, value, e);
+    (void)snprintf(outer, sizeof outer, "%.*s", (int)(slash - place), place);
+    if (strcmp(slash, "/0") == 0)
+        return dialect_set(made, outer, json_pack("[o]", value), e);
+    config = json_object_get(made, outer);
+    if (config == NULL && dialect_set(made, outer, config = json_object(), e) != 0) {
+        json_decref(value);
+        return -1;
+    }
+    return dialect_set(config, slash + 1, value, e);
+}
 
-        if (value == NULL || json_is_null(value))
+int dialect_translate(json_t **body, const json_t *from, const struct member *rows, unsigned flags,
+                      struct err *e)
+{
+    json_t *made = json_object();
+    int rc = made != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+
+    for (const struct member *m = rows; m->name != NULL && rc == 0; m++) {
+        json_t *value = json_mutable(body_given(from, m->name));
+
+        if (value == NULL || m->ours == NULL || (m->flags & flags) != flags)
             continue;
-        if (dialect_set(selected, members->ours, json_incref(value), e) != 0) {
-            json_decref(selected);
-            return -1;
-        }
+        rc = put_at(made, m->ours[0] != '\0' ? m->ours : m->name, json_incref(value), e);
+    }
+    if (rc != 0) {
+        json_decref(made);
+        return -1;
     }
     json_decref(*body);
-    *body = selected;
+    *body = made;
     return 0;
 }
 
-/* The pair whose native place the field is at or below; NULL: none.
- * @field  without its first '/' */
-static const struct dialect_member *error_pair(const struct dialect_member *members,
-                                               const char *field)
+int dialect_request_plain(json_t **body, const struct http_request *x, struct err *e)
 {
-    for (; members != NULL && members->theirs != NULL; members++) {
-        size_t len = members->ours != NULL ? strlen(members->ours) : 0;
+    const struct route *route = x->route;
 
-        if (len > 0 && strncmp(field, members->ours, len) == 0 &&
-            (field[len] == '/' || field[len] == '\0'))
-            return members;
+    return dialect_translate(body, *body, route->members, 0, e);
+}
+
+/* The row whose native place the field is at or below; NULL: none.
+ * @field  without its first '/'
+ * @len    out: of the place */
+static const struct member *row_of_place(const struct member *rows, const char *field, size_t *len)
+{
+    for (const struct member *m = rows; m != NULL && m->name != NULL; m++) {
+        const char *ours = m->ours != NULL && m->ours[0] == '\0' ? m->name : m->ours;
+
+        *len = ours != NULL ? strlen(ours) : 0;
+        if (*len > 0 && strncmp(field, ours, *len) == 0 &&
+            (field[*len] == '/' || field[*len] == '\0'))
+            return m;
     }
     return NULL;
 }
 
 /* A message can begin with the name of the member, as those of handlers/body.h do. */
-static void rename_in_message(char msg[ERR_MSG_MAX], const struct dialect_member *m)
+static void rename_in_message(char msg[ERR_MSG_MAX], const char *place, size_t len,
+                              const char *name)
 {
-    const char *last = strrchr(m->ours, '/'), *ours = last != NULL ? last + 1 : m->ours;
-    size_t len = strlen(ours);
+    const char *last = memrchr(place, '/', len), *ours = last != NULL ? last + 1 : place;
     char renamed[ERR_MSG_MAX + ERR_FIELD_MAX];
 
+    len -= (size_t)(ours - place);
     if (strncmp(msg, ours, len) != 0 || msg[len] != ' ')
         return;
-    (void)snprintf(renamed, sizeof renamed, "%s%s", m->theirs, msg + len);
+    (void)snprintf(renamed, sizeof renamed, "%s%s", name, msg + len);
     (void)snprintf(msg, ERR_MSG_MAX, "%.*s", ERR_MSG_MAX - 1, renamed);
 }
 
 void dialect_error(struct err *e, const struct route *route)
 {
     const char *at = route->error_at != NULL ? route->error_at : "";
-    const struct dialect_member *m;
-    char place[2 * ERR_FIELD_MAX] = "";
+    const struct member *rows = route->error_members != NULL ? route->error_members
+                                                             : route->members;
+    const struct member *m;
+    char place[2 * ERR_FIELD_MAX] = "", field[ERR_FIELD_MAX];
+    size_t len;
 
     if (route->translated_members == NULL || e->field[0] != '/')
         return;
-    m = error_pair(route->error_members, e->field + 1);
+    (void)snprintf(field, sizeof field, "%s", e->field + 1);
+    m = row_of_place(rows, field, &len);
     if (m != NULL) {
-        (void)snprintf(place, sizeof place, "%s%s%s%s", at, m->theirs[0] != '\0' ? "/" : "",
-                       m->theirs, e->field + 1 + strlen(m->ours));
-        rename_in_message(e->msg, m);
+        (void)snprintf(place, sizeof place, "%s%s%s%s", at, m->name[0] != '\0' ? "/" : "", m->name,
+                       field + len);
+        rename_in_message(e->msg, field, len, m->name);
     } else {
         (void)snprintf(place, sizeof place, "%.*s", (int)strcspn(e->field + 1, "/"), e->field + 1);
         if (member_find(route->members, place, 0) != NULL ||

@@ -57,14 +57,15 @@ uint64_t dialect_n_unknown(enum route_dialect d);
 /* dialect_set - body[member] = value (stolen, NULL: no memory). */
 int dialect_set(json_t *body, const char *member, json_t *value, struct err *e);
 
-/* dialect_select_members - a new object with those members of `body` (by reference), in place of
- * *body.
- * @members  pairs {theirs, ours}, ended by {NULL, NULL}; null values are left out */
-struct dialect_member {
-    const char *theirs, *ours;
-};
-int dialect_select_members(json_t **body, const json_t *from, const struct dialect_member *members,
-                           struct err *e);
+/* dialect_translate - replace *body by a new object with the members of `from` that have a native
+ * place (`ours` of their rows), there (by reference). null is left out.
+ * @flags  which rows; 0: all
+ * Errors: ERR_NO_MEMORY: *body is unchanged. What is required, the native route checks. */
+int dialect_translate(json_t **body, const json_t *from, const struct member *rows, unsigned flags,
+                      struct err *e);
+
+/* dialect_request_plain - a translate_request: dialect_translate by the route's rows. */
+int dialect_request_plain(json_t **body, const struct http_request *x, struct err *e);
 
 /* dialect_error - change an error of the native handler so that it names the member which the
  * client sent: "/path: path is ..." becomes "/model_path: model_path is ...". The field is "" for a

@@ -3,8 +3,8 @@
 #define BATON_HANDLERS_ROUTE_H
 
 #include "base/err.h"
-#include "handlers/rows/member.h"
 #include "handlers/operation.h"
+#include "handlers/rows/member.h"
 #include "http/http_request.h"
 
 #include <jansson.h>
@@ -98,9 +98,7 @@ struct route {
                  */
     const struct member *translated_members; /* members that `translate_request` may make: those of
                                               the native row; NULL: none */
-    /* Pairs {client's name, native place such as "names/0"}: the first one that fits the field of a
-     * native error. NULL: names are the same. */
-    const struct dialect_member *error_members;
+    const struct member *error_members;      /* rows of the object at error_at; NULL: `members` */
     const char
         *error_at; /* "/init_info": the object in which the client sends them; NULL: the body */
     int (*translate_request)(json_t **body, const struct http_request *x, struct err *e);

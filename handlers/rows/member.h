@@ -84,6 +84,7 @@ enum member_store {
     M_ROWS, .of = table, .at = offsetof(type, field), .store = STORE_ROWS
 #define M_ROWS_WITH(table) M_ROWS, .of = table, .store = STORE_ROWS
 #define M_ROWS_OF(table)   M_ROWS, .of = table
+#define M_SAME             "" /* .ours: the same name */
 #define M_WORDS(...)                                                                               \
     .words = (const char *const[])                                                                 \
     {                                                                                              \
@@ -108,7 +109,7 @@ struct member {
     /* A string's own rules; NULL: none. Errors: ERR_BAD_REQUEST at `field`. */
     int (*check)(const char *text, const char *field, struct err *e);
     const char *ours; /* in a table of a dialect: the place in the native request, such as
-                         "names/0"; NULL: the same name, or none */
+                         "request_ids/0" or "adapter_config/r"; M_SAME; NULL: nowhere */
     const char *doc;
 };
 

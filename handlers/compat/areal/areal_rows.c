@@ -10,26 +10,26 @@ const struct member areal_disk_members[] = {
 };
 
 const struct member areal_group_members[] = {
-    {"master_address", .type = M_STRING},
-    {"master_port", .type = M_STRING | M_INT},
-    {"rank_offset", .type = M_INT},
-    {"world_size", .type = M_INT},
+    {"master_address", M_STRING, .ours = M_SAME},
+    {"master_port", M_STRING | M_INT, .ours = M_SAME},
+    {"rank_offset", M_INT, .ours = M_SAME},
+    {"world_size", M_INT, .ours = M_SAME},
     {"backend", M_STRING, M_WORDS("nccl")},
-    {"group_name", .type = M_STRING},
+    {"group_name", M_STRING, .ours = M_SAME},
     {0},
 };
 
 const struct member areal_meta_members[] = {
-    {"names", M_ARRAY, .items = M_STRING, .flags = M_REQUIRED},
-    {"dtypes", M_ARRAY, .items = M_STRING, .flags = M_REQUIRED},
-    {"shapes", M_ARRAY, .items = M_INTS, .flags = M_REQUIRED},
-    {"group_name", .type = M_STRING},
+    {"names", M_ARRAY, .ours = M_SAME, .items = M_STRING, .flags = M_REQUIRED},
+    {"dtypes", M_ARRAY, .ours = M_SAME, .items = M_STRING, .flags = M_REQUIRED},
+    {"shapes", M_ARRAY, .ours = M_SAME, .items = M_INTS, .flags = M_REQUIRED},
+    {"group_name", M_STRING, .ours = M_SAME},
     {0},
 };
 
 const struct member areal_lora_members[] = {
     {"lora_model_path", M_STRING, .flags = M_REQUIRED, .ours = "lora_path"},
-    {"lora_name", M_STRING, .flags = M_REQUIRED},
+    {"lora_name", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
     {"lora_int_id", .type = M_INT},
     {"base_model_name", .type = M_STRING},
     {"load_format", .type = M_STRING},
@@ -38,11 +38,11 @@ const struct member areal_lora_members[] = {
 };
 
 const struct member areal_lora_tensors_members[] = {
-    {"names", M_ARRAY, .items = M_STRING, .flags = M_REQUIRED},
-    {"dtypes", M_ARRAY, .items = M_STRING, .flags = M_REQUIRED},
-    {"shapes", M_ARRAY, .items = M_INTS, .flags = M_REQUIRED},
-    {"group_name", .type = M_STRING},
-    {"lora_name", M_STRING, .flags = M_REQUIRED},
+    {"names", M_ARRAY, .ours = M_SAME, .items = M_STRING, .flags = M_REQUIRED},
+    {"dtypes", M_ARRAY, .ours = M_SAME, .items = M_STRING, .flags = M_REQUIRED},
+    {"shapes", M_ARRAY, .ours = M_SAME, .items = M_INTS, .flags = M_REQUIRED},
+    {"group_name", M_STRING, .ours = M_SAME},
+    {"lora_name", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
     {"lora_int_id", .type = M_INT},
     {"lora_rank", M_INT, .ours = "adapter_config/r"},
     {"lora_alpha", M_INT, .ours = "adapter_config/lora_alpha"},

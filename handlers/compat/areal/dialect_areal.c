@@ -96,12 +96,6 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
     return rc;
 }
 
-const struct dialect_member areal_update_pairs[] = {{"names", "names"},
-                                                    {"dtypes", "dtypes"},
-                                                    {"shapes", "shapes"},
-                                                    {"group_name", "group_name"},
-                                                    {0}};
-
 int areal_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
     json_t *list = atomic_exchange_explicit(&next_list, NULL, memory_order_acq_rel);
@@ -112,19 +106,15 @@ int areal_update_request(json_t **body, const struct http_request *x, struct err
         return err_set(
             e, ERR_CONFLICT, "",
             "there is no tensor list: POST it to /areal_set_update_weight_meta before each update");
-    rc = dialect_select_members(body, list, areal_update_pairs, e);
+    rc = dialect_translate(body, list, areal_meta_members, 0, e);
     json_decref(list);
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
-const struct dialect_member areal_lora_pairs[] = {
-    {"lora_name", "lora_name"}, {"lora_model_path", "lora_path"}, {0}};
-
 int areal_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    (void)x;
     if (body_required(*body, "", "lora_model_path", e) != 0 ||
-        dialect_select_members(body, *body, areal_lora_pairs, e) != 0)
+        dialect_request_plain(body, x, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
@@ -152,43 +142,22 @@ static json_t *plain_names(const json_t *names)
     return plain;
 }
 
-const struct dialect_member areal_lora_tensors_pairs[] = {
-    {"lora_rank", "adapter_config/r"},
-    {"lora_alpha", "adapter_config/lora_alpha"},
-    {"lora_bias", "adapter_config/bias"},
-    {"lora_target_modules", "adapter_config/target_modules"},
-    {0}};
-
 int areal_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"lora_name", "lora_name"},
-                                                    {"dtypes", "dtypes"},
-                                                    {"shapes", "shapes"},
-                                                    {"group_name", "group_name"},
-                                                    {0}};
-    static const struct dialect_member config_members[] = {
-        {"lora_rank", "r"},
-        {"lora_alpha", "lora_alpha"},
-        {"lora_bias", "bias"},
-        {"lora_target_modules", "target_modules"},
-        {0}};
-    json_t *config = NULL, *names;
+    json_t *names;
 
-    (void)x;
-    if (check_list(*body, e) != 0 || dialect_select_members(&config, *body, config_members, e) != 0)
+    if (check_list(*body, e) != 0)
         return -1;
     names = plain_names(json_object_get(*body, "names"));
-    if (dialect_set(config, "peft_type", json_string("LORA"), e) != 0 ||
-        dialect_select_members(body, *body, members, e) != 0 ||
-        dialect_set(*body, "adapter_config", json_incref(config), e) != 0 ||
+    if (dialect_request_plain(body, x, e) != 0 ||
+        dialect_set(json_object_get(*body, "adapter_config"), "peft_type", json_string("LORA"),
+                    e) != 0 ||
         dialect_set(*body, "names", json_incref(names), e) != 0 ||
         dialect_set(*body, "transport", json_string("nccl"), e) != 0 ||
         dialect_set(*body, "load_inplace", json_true(), e) != 0) {
-        json_decref(config);
         json_decref(names);
         return -1;
     }
-    json_decref(config);
     json_decref(names);
     return 0;
 }

@@ -17,9 +17,6 @@ struct app;
 extern const struct member areal_disk_members[], areal_group_members[];
 extern const struct member areal_meta_members[], areal_lora_members[];
 extern const struct member areal_lora_tensors_members[];
-/* For errors too. */
-extern const struct dialect_member areal_update_pairs[], areal_lora_pairs[],
-    areal_lora_tensors_pairs[];
 int areal_pause_request(json_t **body, const struct http_request *x, struct err *e);
 int areal_pause_response(json_t **reply, const struct http_request *x);
 int areal_continue_response(json_t **reply, const struct http_request *x);
@@ -44,8 +41,8 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
 
 #define AREAL_WEIGHTS                                                                              \
     AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights", "arealUpdate", OPERATION_UPDATE,           \
-              .members = areal_disk_members, .translated_members = update_members,         \
-              .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,        \
+              .members = areal_disk_members, .translated_members = update_members,                 \
+              .translate_request = sglang_disk_request,                                            \
               .translate_response = sglang_update_response),                                       \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_init_weights_update_group", "arealInitGroup",           \
                   OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                         \
@@ -57,21 +54,20 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_xccl", "arealUpdateXccl",                \
                   OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT, .broadcasts = true,            \
                   .whole = true, .translated_members = update_members,                             \
-                  .error_members = areal_update_pairs, .translate_request = areal_update_request,  \
+                  .error_members = areal_meta_members, .translate_request = areal_update_request,  \
                   .translate_response = sglang_update_response)
 
 #define AREAL_LORA                                                                                 \
     AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_lora", "arealUpdateLora",                    \
               OPERATION_LORA_LOAD, .members = areal_lora_members,                                  \
-              .translated_members = lora_load_members, .error_members = areal_lora_pairs,          \
-              .translate_request = areal_lora_request, .translate_response = areal_lora_response), \
+              .translated_members = lora_load_members, .translate_request = areal_lora_request,    \
+              .translate_response = areal_lora_response),                                          \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta_lora", "arealMetaLora",        \
                   OPERATION_AREAL_LORA_META, .whole = true,                                        \
                   .members = areal_lora_tensors_members),                                          \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_update_weights_lora_xccl", "arealUpdateLoraXccl",     \
                   OPERATION_LORA_LOAD, .broadcasts = true, .whole = true,                          \
                   .members = areal_lora_tensors_members, .translated_members = lora_load_members,  \
-                  .error_members = areal_lora_tensors_pairs,                                       \
                   .translate_request = areal_lora_tensors_request,                                 \
                   .translate_response = areal_lora_response)
 

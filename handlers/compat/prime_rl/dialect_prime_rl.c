@@ -4,17 +4,13 @@
 
 #include "handlers/body.h"
 
-
-const struct dialect_member prime_rl_update_pairs[] = {{"weight_dir", "path"}, {0}};
-
 int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    (void)x;
     if (body_given(*body, "weight_dir") == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/weight_dir",
                        "weight_dir is null, which means weights by the trainer's own broadcaster; "
                        "only directories are read: use its filesystem broadcast");
-    return dialect_select_members(body, *body, prime_rl_update_pairs, e);
+    return dialect_request_plain(body, x, e);
 }
 
 int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e)

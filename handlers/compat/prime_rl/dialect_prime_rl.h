@@ -10,7 +10,6 @@
 
 extern const struct member prime_rl_update_members[];
 extern const struct member prime_rl_broadcaster_members[];
-extern const struct dialect_member prime_rl_update_pairs[]; /* for errors too */
 int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e);
 int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e);
 
@@ -31,12 +30,11 @@ int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, st
     PRIME_RL_ROW(                                                                                  \
         METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG, EXECUTOR_CONTROL, ROLE_CONTROL,                 \
         "/update_weights", "primeRlUpdate", OPERATION_UPDATE, .body_match = {"weight_dir", NULL},  \
-        .members = prime_rl_update_members, .translated_members = update_members,      \
-        .error_members = prime_rl_update_pairs, .translate_request = prime_rl_update_request,      \
-        .translate_response = dialect_reply_status),                                               \
+        .members = prime_rl_update_members, .translated_members = update_members,                  \
+        .translate_request = prime_rl_update_request, .translate_response = dialect_reply_status), \
         PRIME_RL_CONTROL("/init_broadcaster", "primeRlInitBroadcaster", OPERATION_UNSUPPORTED,     \
                          .members = prime_rl_broadcaster_members,                                  \
-                         .translated_members = no_members,                                  \
+                         .translated_members = no_members,                                         \
                          .translate_request = prime_rl_broadcaster_request),                       \
         PRIME_RL_CONTROL("/pause", "primeRlPause", OPERATION_PAUSE, .query = vllm_pause_query,     \
                          .translated_members = pause_members,                                      \

@@ -6,10 +6,11 @@
 #include "handlers/rows/update_request.h"
 #include "handlers/update_members.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PORT_DIGITS_MAX = 5 };
+enum { PORT_DIGITS_MAX = 5, LOAD_FORMAT_SHOWN_MAX = 32 };
 
 /* Some trainers send the port as a string of digits. The native route refuses any other string. */
 static int port_to_number(json_t *body, struct err *e)
@@ -24,18 +25,13 @@ static int port_to_number(json_t *body, struct err *e)
 
 int sglang_group_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"master_address", "master_address"}, {"master_port", "master_port"},
-        {"rank_offset", "rank_offset"},       {"world_size", "world_size"},
-        {"group_name", "group_name"},         {0}};
     const char *backend = "nccl";
 
-    (void)x;
     if (body_str(&backend, *body, "", "backend", e) != 0)
         return -1;
     if (strcmp(backend, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/backend", "backend '%.32s' is not nccl", backend);
-    if (dialect_select_members(body, *body, members, e) != 0 || port_to_number(*body, e) != 0)
+    if (dialect_request_plain(body, x, e) != 0 || port_to_number(*body, e) != 0)
         return -1;
     if (json_object_get(*body, "group_name") == NULL &&
         dialect_set(*body, "group_name", json_string("weight_update_group"), e) != 0)
@@ -62,14 +58,6 @@ int sglang_group_response(json_t **reply, const struct http_request *x)
                                            json_string_value(json_object_get(*reply, "state"))));
 }
 
-int sglang_leave_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {{"group_name", "group_name"}, {0}};
-
-    (void)x;
-    return dialect_select_members(body, *body, members, e);
-}
-
 int sglang_leave_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
@@ -78,10 +66,7 @@ int sglang_leave_response(json_t **reply, const struct http_request *x)
 
 int sglang_begin_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"selector", "selector"}, {0}};
-
-    (void)x;
-    if (dialect_select_members(body, *body, members, e) != 0)
+    if (dialect_request_plain(body, x, e) != 0)
         return -1;
     return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
@@ -114,32 +99,18 @@ static int set_packing(json_t *body, const char *load_format, struct err *e)
     return dialect_set(body, "bucket_nbytes", json_integer(INT64_MAX), e);
 }
 
-const struct dialect_member sglang_distributed_pairs[] = {{"names", "names"},
-                                                          {"dtypes", "dtypes"},
-                                                          {"shapes", "shapes"},
-                                                          {"group_name", "group_name"},
-                                                          {"weight_version", "weight_version"},
-                                                          {"abort_all_requests", "abort_requests"},
-                                                          {"selector", "selector"},
-                                                          {0}};
-
 int sglang_distributed_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    const char *load_format = NULL;
-    json_t *made = NULL;
+    char load_format[LOAD_FORMAT_SHOWN_MAX + 1];
+    const char *given = NULL;
 
-    (void)x;
-    if (body_str(&load_format, *body, "", "load_format", e) != 0 ||
-        dialect_select_members(&made, *body, sglang_distributed_pairs, e) != 0)
+    if (body_str(&given, *body, "", "load_format", e) != 0)
         return -1;
-    if (set_packing(made, load_format, e) != 0 ||
-        dialect_set(made, "transport", json_string("nccl"), e) != 0) {
-        json_decref(made);
+    (void)snprintf(load_format, sizeof load_format, "%s", given != NULL ? given : "");
+    if (dialect_request_plain(body, x, e) != 0 ||
+        set_packing(*body, given != NULL ? load_format : NULL, e) != 0)
         return -1;
-    }
-    json_decref(*body);
-    *body = made;
-    return 0;
+    return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
 static json_t *update_message(const json_t *update)
@@ -184,16 +155,9 @@ static int check_disk(const json_t *body, struct err *e)
     return 0;
 }
 
-const struct dialect_member sglang_disk_pairs[] = {{"model_path", "path"},
-                                                   {"weight_version", "weight_version"},
-                                                   {"abort_all_requests", "abort_requests"},
-                                                   {0}};
-
 int sglang_disk_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    (void)x;
-    return check_disk(*body, e) != 0 ? -1
-                                     : dialect_select_members(body, *body, sglang_disk_pairs, e);
+    return check_disk(*body, e) != 0 ? -1 : dialect_request_plain(body, x, e);
 }
 
 /* An update never pauses requests here: generation continues while the bytes are received. */
@@ -204,28 +168,13 @@ int sglang_disk_response(json_t **reply, const struct http_request *x)
                                             update_message(*reply), "num_paused_requests", 0));
 }
 
-/* flush_cache and torch_empty_cache have no effect: caches belong to a version, and there is no
- * torch allocator. */
-int sglang_ipc_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {
-        {"zmq_handles", "zmq_handles"}, {"weight_version", "weight_version"}, {0}};
-
-    (void)x;
-    return dialect_select_members(body, *body, members, e);
-}
-
-const struct dialect_member sglang_checker_pairs[] = {
-    {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
-
 int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
     struct selector_request selector = {0};
     const char *action;
 
-    (void)x;
     if (member_read(&selector, selector_rows, *body, "", e) != 0 ||
-        dialect_select_members(body, *body, sglang_checker_pairs, e) != 0)
+        dialect_request_plain(body, x, e) != 0)
         return -1;
     if (json_object_get(*body, "action") == NULL &&
         dialect_set(*body, "action", json_string("checksum"), e) != 0)
@@ -272,15 +221,9 @@ int sglang_reset_response(json_t **reply, const struct http_request *x)
     return put_message(reply, json_string("the weights are dropped: send a whole update"));
 }
 
-/* Unlike vLLM's route, this one aborts all requests by default. */
-const struct dialect_member sglang_label_pairs[] = {
-    {"new_version", "weight_version"}, {"abort_all_requests", "abort_requests"}, {0}};
-
 int sglang_label_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    (void)x;
-    if (body_required(*body, "", "new_version", e) != 0 ||
-        dialect_select_members(body, *body, sglang_label_pairs, e) != 0)
+    if (body_required(*body, "", "new_version", e) != 0 || dialect_request_plain(body, x, e) != 0)
         return -1;
     if (json_object_get(*body, "abort_requests") != NULL)
         return 0;

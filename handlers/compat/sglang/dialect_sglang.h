@@ -24,15 +24,10 @@ extern const struct member sglang_distributed_members[];
 extern const struct member sglang_disk_members[];
 extern const struct member sglang_ipc_members[];
 extern const struct member sglang_begin_members[];
-/* For errors too. */
-extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[],
-    sglang_checker_pairs[];
-extern const struct dialect_member sglang_distributed_pairs[];
 extern const struct member sglang_checker_members[], sglang_label_members[];
-sglang_request sglang_group_request, sglang_distributed_request, sglang_disk_request,
-    sglang_ipc_request;
-sglang_request sglang_leave_request, sglang_begin_request, sglang_end_request,
-    sglang_checker_request, sglang_label_request;
+sglang_request sglang_group_request, sglang_distributed_request, sglang_disk_request;
+sglang_request sglang_begin_request, sglang_end_request, sglang_checker_request,
+    sglang_label_request;
 sglang_request sglang_reset_request;
 sglang_response sglang_group_response, sglang_leave_response, sglang_begin_response,
     sglang_update_response, sglang_disk_response;
@@ -43,11 +38,8 @@ extern const struct member sglang_pause_members[], sglang_continue_members[];
 extern const struct member sglang_memory_members[], sglang_abort_members[];
 extern const struct member sglang_lora_members[], sglang_lora_unload_members[];
 extern const struct member sglang_lora_tensors_members[];
-extern const struct dialect_member sglang_abort_pairs[]; /* for errors only */
-sglang_request sglang_pause_request, sglang_release_request, sglang_memory_request,
-    sglang_abort_request;
-sglang_request sglang_lora_request, sglang_lora_unload_request, sglang_lora_tensors_request,
-    sglang_refused_request;
+sglang_request sglang_pause_request, sglang_release_request, sglang_abort_request;
+sglang_request sglang_lora_request, sglang_lora_tensors_request, sglang_refused_request;
 sglang_response sglang_pause_response, sglang_continue_response, sglang_flush_response,
     sglang_lora_response;
 
@@ -98,7 +90,6 @@ sglang_response sglang_loads_response;
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,              \
                 .session = SESSION_AUTO_COMMIT, .broadcasts = true,                                \
                 .members = sglang_distributed_members, .translated_members = update_members,       \
-                .error_members = sglang_distributed_pairs,                                         \
                 .translate_request = sglang_distributed_request,                                   \
                 .translate_response = sglang_update_response)
 
@@ -111,36 +102,35 @@ sglang_response sglang_loads_response;
         SGLANG_CONTROL("/destroy_weights_update_group", "sglangDestroyGroup",                      \
                        OPERATION_TRANSFER_DELETE, .members = sglang_leave_members,                 \
                        .translated_members = transfer_delete_members,                              \
-                       .translate_request = sglang_leave_request,                                  \
+                       .translate_request = dialect_request_plain,                                 \
                        .translate_response = sglang_leave_response),                               \
         SGLANG_SESSION, SGLANG_BUCKETS,                                                            \
-        SGLANG_CONTROL(                                                                            \
-            "/update_weights_from_disk", "sglangUpdateDisk", OPERATION_UPDATE,                     \
-            .members = sglang_disk_members, .translated_members = update_members,          \
-            .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,          \
-            .translate_response = sglang_disk_response),                                           \
+        SGLANG_CONTROL("/update_weights_from_disk", "sglangUpdateDisk", OPERATION_UPDATE,          \
+                       .members = sglang_disk_members, .translated_members = update_members,       \
+                       .translate_request = sglang_disk_request,                                   \
+                       .translate_response = sglang_disk_response),                                \
         SGLANG_CONTROL("/update_weights_from_ipc", "sglangUpdateIpc", OPERATION_UPDATE_ZMQ,        \
                        .members = sglang_ipc_members, .translated_members = update_zmq_members,    \
-                       .translate_request = sglang_ipc_request,                                    \
+                       .translate_request = dialect_request_plain,                                 \
                        .translate_response = sglang_update_response),                              \
         SGLANG_BOTH("/get_weights_by_name", "sglangWeights", OPERATION_WEIGHT_VALUES,              \
                     .members = weight_values_members),                                             \
-        SGLANG_CONTROL(                                                                            \
-            "/weights_checker", "sglangChecker", OPERATION_WEIGHTS_CHECK,                          \
-            .members = sglang_checker_members, .translated_members = weights_check_members,        \
-            .error_members = sglang_checker_pairs, .translate_request = sglang_checker_request,    \
-            .translate_response = sglang_checker_response),                                        \
+        SGLANG_CONTROL("/weights_checker", "sglangChecker", OPERATION_WEIGHTS_CHECK,               \
+                       .members = sglang_checker_members,                                          \
+                       .translated_members = weights_check_members,                                \
+                       .translate_request = sglang_checker_request,                                \
+                       .translate_response = sglang_checker_response),                             \
         SGLANG_CONTROL(                                                                            \
             "/weights_checker", "sglangCheckerReset", OPERATION_SLEEP,                             \
             .members = sglang_checker_members, .body_match = {"action", "reset_tensors"},          \
             .translated_members = sleep_members, .translate_request = sglang_reset_request,        \
             .translate_response = sglang_reset_response),                                          \
-        SGLANG_CONTROL(                                                                            \
-            "/update_weight_version", "sglangUpdateVersion", OPERATION_WEIGHTS_LABEL,              \
-            .body_match = {"abort_all_requests", NULL}, .members = sglang_label_members,           \
-            .translated_members = weights_label_members, .error_members = sglang_label_pairs,      \
-            .translate_request = sglang_label_request,                                             \
-            .translate_response = sglang_label_response)
+        SGLANG_CONTROL("/update_weight_version", "sglangUpdateVersion", OPERATION_WEIGHTS_LABEL,   \
+                       .body_match = {"abort_all_requests", NULL},                                 \
+                       .members = sglang_label_members,                                            \
+                       .translated_members = weights_label_members,                                \
+                       .translate_request = sglang_label_request,                                  \
+                       .translate_response = sglang_label_response)
 
 #define SGLANG_LIFE                                                                                \
     SGLANG_CONTROL("/pause_generation", "sglangPause", OPERATION_PAUSE,                            \
@@ -161,12 +151,11 @@ sglang_response sglang_loads_response;
         SGLANG_BOTH(                                                                               \
             "/resume_memory_occupation", "sglangResume", OPERATION_WAKE, .get_has_effects = true,  \
             .members = sglang_memory_members, .translated_members = wake_members,                  \
-            .translate_request = sglang_memory_request, .translate_response = dialect_reply_null), \
+            .translate_request = dialect_request_plain, .translate_response = dialect_reply_null), \
         SGLANG_CONTROL(                                                                            \
             "/abort_request", "sglangAbort", OPERATION_ABORT_REQUESTS,                             \
             .members = sglang_abort_members, .translated_members = abort_requests_members,         \
-            .error_members = sglang_abort_pairs, .translate_request = sglang_abort_request,        \
-            .translate_response = dialect_reply_null)
+            .translate_request = sglang_abort_request, .translate_response = dialect_reply_null)
 
 /* Refused with a reason, which is more help than a 404. */
 #define SGLANG_REFUSED(path, id)                                                                   \
@@ -190,7 +179,7 @@ sglang_response sglang_loads_response;
                    "/unload_lora_adapter", unload, OPERATION_LORA_UNLOAD,                          \
                    .members = sglang_lora_unload_members,                                          \
                    .translated_members = lora_unload_members,                                      \
-                   .translate_request = sglang_lora_unload_request,                                \
+                   .translate_request = dialect_request_plain,                                     \
                    .translate_response = sglang_lora_response)
 
 #define SGLANG_VIEWS                                                                               \
@@ -227,7 +216,7 @@ sglang_response sglang_loads_response;
         SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG,    \
                    "/load_lora_adapter_from_tensors", "sglangLoadLoraTensors",                     \
                    OPERATION_UNSUPPORTED, .members = sglang_lora_tensors_members,                  \
-                   .translated_members = no_members,                                        \
+                   .translated_members = no_members,                                               \
                    .translate_request = sglang_lora_tensors_request),                              \
         SGLANG_VIEWS, SGLANG_GENERATE,
 

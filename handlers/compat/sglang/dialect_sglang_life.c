@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-
 int sglang_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct {
@@ -48,44 +47,27 @@ int sglang_flush_response(json_t **reply, const struct http_request *x)
     return dialect_replace(reply, json_pack("{s:b, s:O}", "success", 1, "message", message));
 }
 
-int sglang_memory_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {{"tags", "tags"}, {0}};
-
-    (void)x;
-    return dialect_select_members(body, *body, members, e);
-}
-
 /* No copy in host memory is kept: SGLang's clients push weights before they generate again. */
 int sglang_release_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    if (sglang_memory_request(body, x, e) != 0)
+    if (dialect_request_plain(body, x, e) != 0)
         return -1;
     return dialect_set(*body, "level", json_integer(2), e);
 }
-
-const struct dialect_member sglang_abort_pairs[] = {
-    {"rid", "request_ids/0"}, {"abort_all", "all"}, {0}};
 
 int sglang_abort_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *rid = "";
     bool all = false;
 
-    (void)x;
     if (body_str(&rid, *body, "", "rid", e) != 0 || body_bool(&all, *body, "", "abort_all", e) != 0)
         return -1;
     if (!all && *rid == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/rid",
                        "rid is missing: send the id of a request, or \"abort_all\": true");
-    if (all) {
-        (void)json_object_clear(*body);
-        return dialect_set(*body, "all", json_true(), e);
-    }
-    if (dialect_set(*body, "request_ids", json_pack("[s]", rid), e) != 0)
-        return -1;
-    return dialect_select_members(
-        body, *body, (const struct dialect_member[]){{"request_ids", "request_ids"}, {0}}, e);
+    if (all)
+        (void)json_object_del(*body, "rid");
+    return dialect_request_plain(body, x, e);
 }
 
 /* Routes of SGLang that are not supported, each with its reason. */
@@ -120,22 +102,9 @@ int sglang_refused_request(json_t **body, const struct http_request *x, struct e
  * step; the others use a new name each time. */
 int sglang_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {"pinned", "pinned"}, {0}};
-
-    (void)x;
-    if (body_required(*body, "", "lora_path", e) != 0 ||
-        dialect_select_members(body, *body, members, e) != 0)
+    if (body_required(*body, "", "lora_path", e) != 0 || dialect_request_plain(body, x, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
-}
-
-int sglang_lora_unload_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {{"lora_name", "lora_name"}, {0}};
-
-    (void)x;
-    return dialect_select_members(body, *body, members, e);
 }
 
 /* The reply has the members of SGLang's and of vLLM's. */

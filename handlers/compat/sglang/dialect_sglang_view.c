@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 /* status[section][member]; borrowed; NULL if one is missing. */
 static json_t *status_member(const json_t *status, const char *section, const char *member)
 {

@@ -3,23 +3,23 @@
 #include "handlers/rows/rows.h"
 
 const struct member sglang_group_members[] = {
-    {"master_address", M_STRING, .flags = M_REQUIRED},
-    {"master_port", M_INT | M_STRING, .flags = M_REQUIRED},
-    {"rank_offset", M_INT, .min = 1, .flags = M_REQUIRED},
-    {"world_size", M_INT, .min = 2, .flags = M_REQUIRED},
-    {"group_name", M_STRING, .def = "weight_update_group"},
+    {"master_address", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
+    {"master_port", M_INT | M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
+    {"rank_offset", M_INT, .ours = M_SAME, .min = 1, .flags = M_REQUIRED},
+    {"world_size", M_INT, .ours = M_SAME, .min = 2, .flags = M_REQUIRED},
+    {"group_name", M_STRING, .ours = M_SAME, .def = "weight_update_group"},
     {"backend", M_STRING, M_WORDS("nccl")},
     {"pp_rank", M_ANY, .doc = "Of trainers with several groups"},
     {0},
 };
 
 const struct member sglang_leave_members[] = {
-    {"group_name", .type = M_STRING},
+    {"group_name", M_STRING, .ours = M_SAME},
     {0},
 };
 
 const struct member sglang_begin_members[] = {
-    {"selector", M_STRING, M_WORDS("all", "target"),
+    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"),
      .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
             "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
             "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
@@ -28,18 +28,18 @@ const struct member sglang_begin_members[] = {
 };
 
 const struct member sglang_distributed_members[] = {
-    {"names", M_ARRAY, .items = M_STRING},
-    {"dtypes", M_ARRAY, .items = M_STRING},
-    {"shapes", M_ARRAY, .items = M_INTS},
-    {"group_name", M_STRING, .doc = "400 unless it is the name of the group"},
+    {"names", M_ARRAY, .ours = M_SAME, .items = M_STRING},
+    {"dtypes", M_ARRAY, .ours = M_SAME, .items = M_STRING},
+    {"shapes", M_ARRAY, .ours = M_SAME, .items = M_INTS},
+    {"group_name", M_STRING, .ours = M_SAME, .doc = "400 unless it is the name of the group"},
     {"flush_cache", .type = M_BOOL},
     {"abort_all_requests", M_BOOL, .def = "false",
      .doc = "As abort_requests of update, at each request in which it is true",
      .ours = "abort_requests"},
-    {"weight_version", .type = M_STRING},
+    {"weight_version", M_STRING, .ours = M_SAME},
     {"load_format", M_STRING, M_WORDS("flattened_bucket")},
     {"torch_empty_cache", .type = M_BOOL},
-    {"selector", M_STRING, M_WORDS("all", "target"),
+    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"),
      .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
             "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
             "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
@@ -52,7 +52,7 @@ const struct member sglang_disk_members[] = {
      .ours = "path"},
     {"load_format", M_STRING, M_WORDS("auto", "safetensors")},
     {"abort_all_requests", M_BOOL, .def = "false", .ours = "abort_requests"},
-    {"weight_version", .type = M_STRING},
+    {"weight_version", M_STRING, .ours = M_SAME},
     {"is_async", .type = M_BOOL},
     {"torch_empty_cache", .type = M_BOOL},
     {"keep_pause", M_BOOL, .doc = "Ignored: a pause always stays in force"},
@@ -64,18 +64,18 @@ const struct member sglang_disk_members[] = {
 };
 
 const struct member sglang_ipc_members[] = {
-    {"zmq_handles", M_MAP, .items = M_STRING, .max = 64, .flags = M_REQUIRED,
+    {"zmq_handles", M_MAP, .ours = M_SAME, .items = M_STRING, .max = 64, .flags = M_REQUIRED,
      .doc = "GPU's UUID -> address: ipc://@NAME (an abstract socket), or ipc:///PATH beneath "
             "--allow-path. The listening process must run as this server's user or as root, unless "
             "this server is root."},
     {"flush_cache", M_BOOL, .doc = "Ignored: caches belong to a version"},
-    {"weight_version", .type = M_STRING},
+    {"weight_version", M_STRING, .ours = M_SAME},
     {"torch_empty_cache", M_BOOL, .doc = "Ignored"},
     {0},
 };
 
 const struct member sglang_checker_members[] = {
-    {"action", M_STRING, .def = "checksum",
+    {"action", M_STRING, .ours = M_SAME, .def = "checksum",
      M_WORDS("checksum", "snapshot", "reset_tensors", "compare")},
     {"allow_quant_error", .type = M_BOOL},
     {"skip_tensor_list", M_ARRAY, .items = M_STRING, .ours = "skip"},
@@ -100,7 +100,7 @@ const struct member sglang_label_members[] = {
 };
 
 const struct member sglang_tensor_members[] = {
-    {"serialized_named_tensors", M_ARRAY, .items = M_STRING, .min = 1, .max = 64,
+    {"serialized_named_tensors", M_ARRAY, .ours = M_SAME, .items = M_STRING, .min = 1, .max = 64,
      .flags = M_REQUIRED | M_BASE64,
      .doc = "CUDA tensors as SGLang's trainers send them, one string for each rank that the "
             "trainer assumes for this server: a pickle (protocol 4 or 5) in base64, which is read "
@@ -117,10 +117,10 @@ const struct member sglang_tensor_members[] = {
     {"abort_all_requests", M_BOOL, .def = "false",
      .doc = "As abort_requests of update, at each request in which it is true",
      .ours = "abort_requests"},
-    {"weight_version", .type = M_STRING},
+    {"weight_version", M_STRING, .ours = M_SAME},
     {"disable_draft_model", .type = M_BOOL},
     {"torch_empty_cache", .type = M_BOOL},
-    {"selector", M_STRING, M_WORDS("all", "target"),
+    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"),
      .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
             "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
             "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
@@ -139,8 +139,8 @@ const struct member sglang_continue_members[] = {
 };
 
 const struct member sglang_memory_members[] = {
-    {"tags", M_ARRAY, .items = M_STRING, M_WORDS("weights", "kv_cache", "cuda_graph"),
-     .doc = "default: all"},
+    {"tags", M_ARRAY, .ours = M_SAME, .items = M_STRING,
+     M_WORDS("weights", "kv_cache", "cuda_graph"), .doc = "default: all"},
     {0},
 };
 
@@ -152,16 +152,16 @@ const struct member sglang_abort_members[] = {
 };
 
 const struct member sglang_lora_members[] = {
-    {"lora_name", M_STRING, .flags = M_REQUIRED},
-    {"lora_path", M_STRING, .flags = M_REQUIRED},
-    {"pinned", M_BOOL, .def = "false"},
+    {"lora_name", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
+    {"lora_path", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
+    {"pinned", M_BOOL, .ours = M_SAME, .def = "false"},
     {"lora_id", M_ANY, .doc = "Ignored"},
     {"load_inplace", M_BOOL, .doc = "Ignored: an adapter of that name is always replaced"},
     {0},
 };
 
 const struct member sglang_lora_unload_members[] = {
-    {"lora_name", M_STRING, .flags = M_REQUIRED},
+    {"lora_name", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
     {"lora_id", M_ANY, .doc = "Ignored"},
     {"lora_int_id", M_ANY, .doc = "Ignored"},
     {0},

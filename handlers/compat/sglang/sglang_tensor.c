@@ -6,7 +6,6 @@
 
 #include <string.h>
 
-
 /* The pickles themselves show which of the two forms they have. */
 static int check_format(const json_t *body, struct err *e)
 {
@@ -22,19 +21,10 @@ static int check_format(const json_t *body, struct err *e)
                    load_format);
 }
 
-const struct dialect_member sglang_tensor_pairs[] = {
-    {"serialized_named_tensors", "serialized_named_tensors"},
-    {"load_format", "serialized_format"},
-    {"weight_version", "weight_version"},
-    {"abort_all_requests", "abort_requests"},
-    {"selector", "selector"},
-    {0}};
-
 int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool target = false;
 
-    (void)x;
     if (body_bool(&target, *body, "", "disable_draft_model", e) != 0)
         return -1;
     /* The name of selector before 0.5.18. */
@@ -43,5 +33,5 @@ int sglang_tensor_request(json_t **body, const struct http_request *x, struct er
         return -1;
     if (check_format(*body, e) != 0 || body_required(*body, "", "serialized_named_tensors", e) != 0)
         return -1;
-    return dialect_select_members(body, *body, sglang_tensor_pairs, e);
+    return dialect_request_plain(body, x, e);
 }

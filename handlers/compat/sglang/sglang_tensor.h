@@ -16,15 +16,13 @@
 #include <jansson.h>
 
 extern const struct member sglang_tensor_members[];
-extern const struct dialect_member sglang_tensor_pairs[]; /* for errors too */
 int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e);
 
 /* A row of the route table, made with the macros of dialect_sglang.h. */
 #define SGLANG_TENSOR                                                                              \
     SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", OPERATION_UPDATE,             \
                 .session = SESSION_AUTO_COMMIT, .members = sglang_tensor_members,                  \
-                .translated_members = update_members, .error_members = sglang_tensor_pairs,        \
-                .translate_request = sglang_tensor_request,                                        \
+                .translated_members = update_members, .translate_request = sglang_tensor_request,  \
                 .translate_response = sglang_update_response)
 
 #endif

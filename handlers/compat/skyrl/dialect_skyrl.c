@@ -3,6 +3,7 @@
 
 #include "base/json_parse.h"
 #include "handlers/body.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/update_members.h"
 #include "memory/checksum.h"
 
@@ -13,6 +14,8 @@ enum {
     METHOD_SHOWN_MAX = 64,
     RPC_TIMEOUT_MS_MAX = 86400000
 };
+
+#define INFO_AT "/kwargs/update_info"
 
 /* /collective_rpc */
 
@@ -51,7 +54,6 @@ static int update_info_of(const json_t **out, const json_t *body, struct err *e)
 /* Tensors in an engine's internal layout (is_checkpoint_format false) cannot be read here. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member none[] = {{NULL, NULL}};
     const json_t *kwargs = NULL;
     bool checkpoint = true;
 
@@ -64,69 +66,36 @@ int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct 
         return err_set(e, ERR_BAD_REQUEST, "/kwargs/is_checkpoint_format",
                        "is_checkpoint_format is false; only tensors as a checkpoint has them are "
                        "taken");
-    if (dialect_select_members(body, *body, none, e) != 0)
-        return -1;
+    (void)json_object_clear(*body);
     return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
 
-/* Of both sources; packed_buffer_size_bytes is of NCCL's only. */
-const struct dialect_member skyrl_rpc_update_pairs[] = {
-    {"names", "names"},
-    {"dtype_names", "dtype_names"},
-    {"dtypes", "dtypes"},
-    {"shapes", "shapes"},
-    {"sizes", "sizes"},
-    {"tensor_sizes", "tensor_sizes"},
-    {"packed", "packed"},
-    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
-    {"metadata_by_gpu", "metadata_by_gpu"},
-    {"ipc_handles_pickled", "ipc_handles_pickled"},
-    {NULL, NULL}};
-
 int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"names", "names"},
-                                                    {"dtype_names", "dtype_names"},
-                                                    {"dtypes", "dtypes"},
-                                                    {"shapes", "shapes"},
-                                                    {"sizes", "sizes"},
-                                                    {"tensor_sizes", "tensor_sizes"},
-                                                    {"packed", "packed"},
-                                                    {"metadata_by_gpu", "metadata_by_gpu"},
-                                                    {"ipc_handles_pickled", "ipc_handles_pickled"},
-                                                    {NULL, NULL}};
     const json_t *info = NULL;
 
     (void)x;
-    return update_info_of(&info, *body, e) != 0 ? -1
-                                                : dialect_select_members(body, info, members, e);
+    return update_info_of(&info, *body, e) != 0
+               ? -1
+               : dialect_translate(body, info, skyrl_info_rows, WITH_HANDLES, e);
 }
 
 /* NCCL transfers no metadata about packing: members that the request leaves out have vLLM's
  * defaults, which the native route applies. */
 int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member packed_members[] = {
-        {"names", "names"},   {"dtype_names", "dtype_names"},
-        {"dtypes", "dtypes"}, {"shapes", "shapes"},
-        {"packed", "packed"}, {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
-        {NULL, NULL}};
-    static const struct dialect_member members[] = {
-        {"names", "names"},   {"dtype_names", "dtype_names"}, {"dtypes", "dtypes"},
-        {"shapes", "shapes"}, {"packed", "packed"},           {NULL, NULL}};
     const json_t *info = NULL;
     bool packed = false;
 
     (void)x;
     if (update_info_of(&info, *body, e) != 0 ||
-        body_bool(&packed, info, "/kwargs/update_info", "packed", e) != 0 ||
-        dialect_select_members(body, info, packed ? packed_members : members, e) != 0)
+        body_bool(&packed, info, INFO_AT, "packed", e) != 0 ||
+        dialect_translate(body, info, skyrl_info_rows, WITH_GROUP, e) != 0)
         return -1;
+    if (!packed)
+        (void)json_object_del(*body, "packed_buffer_size_bytes");
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
-
-const struct dialect_member skyrl_rpc_finish_pairs[] = {{"weight_version", "weight_version"},
-                                                        {NULL, NULL}};
 
 int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct err *e)
 {
@@ -135,7 +104,7 @@ int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct
     (void)x;
     return kwargs_of(&kwargs, *body, e) != 0
                ? -1
-               : dialect_select_members(body, kwargs, skyrl_rpc_finish_pairs, e);
+               : dialect_translate(body, kwargs, skyrl_kwargs_rows, 0, e);
 }
 
 /* The caller has frozen the running requests. The KV cache is in host memory already, so offload_kv
@@ -157,8 +126,6 @@ int skyrl_rpc_sleep_request(json_t **body, const struct http_request *x, struct 
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-const struct dialect_member skyrl_rpc_wake_pairs[] = {{"tags", "tags"}, {NULL, NULL}};
-
 int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *kwargs = NULL;
@@ -166,11 +133,8 @@ int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct e
     (void)x;
     return kwargs_of(&kwargs, *body, e) != 0
                ? -1
-               : dialect_select_members(body, kwargs, skyrl_rpc_wake_pairs, e);
+               : dialect_translate(body, kwargs, skyrl_kwargs_rows, 0, e);
 }
-
-/* zmq_handles is left out: it comes by position or by name. */
-const struct dialect_member skyrl_rpc_zmq_pairs[] = {{"timeout", "timeout_ms"}, {NULL, NULL}};
 
 /* vLLM passes args to the method of checkpoint-engine's worker. Its only argument, zmq_handles,
  * comes by position or by name. timeout, in seconds, is for the whole call. */
@@ -242,13 +206,8 @@ int skyrl_results_response(json_t **reply, const struct http_request *x)
 
 int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {NULL, NULL}};
-
-    (void)x;
     if (body_required(*body, "", "lora_name", e) != 0 ||
-        body_required(*body, "", "lora_path", e) != 0 ||
-        dialect_select_members(body, *body, members, e) != 0)
+        body_required(*body, "", "lora_path", e) != 0 || dialect_request_plain(body, x, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
@@ -297,13 +256,7 @@ static int check_n(const json_t *body, struct err *e)
  * must not get the base model's tokens. */
 int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"token_ids", "token_ids"},   {"sampling_params", "sampling_params"},
-        {"cache_salt", "cache_salt"}, {"model", "model"},
-        {"features", "features"},     {NULL, NULL}};
-
-    (void)x;
-    if (check_n(*body, e) != 0 || dialect_select_members(body, *body, members, e) != 0 ||
+    if (check_n(*body, e) != 0 || dialect_request_plain(body, x, e) != 0 ||
         dialect_set(*body, "return_routed_experts", json_true(), e) != 0)
         return -1;
     if (json_object_get(*body, "sampling_params") != NULL)

@@ -8,12 +8,10 @@
 #include "handlers/dialect.h"
 
 extern const struct member skyrl_rpc_members[];
+extern const struct member skyrl_info_rows[], skyrl_kwargs_rows[];
 extern const struct member skyrl_lora_members[];
 extern const struct member skyrl_generate_members[];
 extern const struct member skyrl_fetch_members[], skyrl_session_query[];
-/* For errors too. */
-extern const struct dialect_member skyrl_rpc_update_pairs[], skyrl_rpc_finish_pairs[];
-extern const struct dialect_member skyrl_rpc_wake_pairs[], skyrl_rpc_zmq_pairs[];
 
 /* Requests: methods of /collective_rpc. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e);
@@ -56,29 +54,28 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
               .translated_members = update_start_members,                                          \
               .translate_request = skyrl_rpc_start_request),                                       \
         SKYRL_RPC("skyrlRpcIpc", "update_weights_ipc", OPERATION_UPDATE,                           \
-                  .translated_members = update_members, .error_members = skyrl_rpc_update_pairs,   \
+                  .translated_members = update_members, .error_members = skyrl_info_rows,          \
                   .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_ipc_request),  \
         SKYRL_RPC("skyrlRpcNccl", "update_weights_nccl", OPERATION_UPDATE, .broadcasts = true,     \
-                  .translated_members = update_members, .error_members = skyrl_rpc_update_pairs,   \
+                  .translated_members = update_members, .error_members = skyrl_info_rows,          \
                   .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_nccl_request), \
         SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", OPERATION_UPDATE_FINISH,         \
-                  .translated_members = update_finish_members,                                     \
-                  .error_members = skyrl_rpc_finish_pairs, .error_at = "/kwargs",                  \
-                  .translate_request = skyrl_rpc_finish_request),                                  \
+                  .translated_members = update_finish_members, .error_members = skyrl_kwargs_rows, \
+                  .error_at = "/kwargs", .translate_request = skyrl_rpc_finish_request),           \
         SKYRL_RPC("skyrlRpcSleep", "skyrl_sleep_for_weight_sync", OPERATION_SLEEP,                 \
                   .translated_members = sleep_members,                                             \
                   .translate_request = skyrl_rpc_sleep_request),                                   \
         SKYRL_RPC("skyrlRpcWake", "skyrl_wake_for_weight_sync", OPERATION_WAKE,                    \
-                  .translated_members = wake_members, .error_members = skyrl_rpc_wake_pairs,       \
+                  .translated_members = wake_members, .error_members = skyrl_kwargs_rows,          \
                   .error_at = "/kwargs", .translate_request = skyrl_rpc_wake_request),             \
         SKYRL_RPC("checkpointEngineRpc", "update_weights_from_ipc", OPERATION_UPDATE_ZMQ,          \
-                  .translated_members = update_zmq_members, .error_members = skyrl_rpc_zmq_pairs,  \
+                  .translated_members = update_zmq_members,                                        \
                   .translate_request = skyrl_rpc_zmq_request),                                     \
         SKYRL_POST("/collective_rpc", "skyrlRpc", OPERATION_UNSUPPORTED,                           \
                    .body_max = ROUTE_BODY_CONFIG, .members = skyrl_rpc_members,                    \
-                   .translated_members = no_members, .translate_request = skyrl_rpc_refuse), \
+                   .translated_members = no_members, .translate_request = skyrl_rpc_refuse),       \
         SKYRL_SMALL("/skyrl/v1/load_lora_adapter", "skyrlLoraLoad", OPERATION_LORA_LOAD,           \
-                    .members = skyrl_lora_members, .translated_members = lora_load_members,    \
+                    .members = skyrl_lora_members, .translated_members = lora_load_members,        \
                     .translate_request = skyrl_lora_request,                                       \
                     .translate_response = skyrl_lora_response),                                    \
         {.methods = METHOD_POST,                                                                   \
@@ -91,7 +88,7 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
          .body_max = ROUTE_DATA_MAX,                                                               \
          .members = skyrl_generate_members,                                                        \
          .dialect = DIALECT_SKYRL,                                                                 \
-         .translated_members = generate_members,                                          \
+         .translated_members = generate_members,                                                   \
          .translate_request = skyrl_generate_request,                                              \
          .operation = OPERATION_GENERATE},                                                         \
         {.methods = METHOD_POST,                                                                   \
@@ -108,7 +105,7 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
          .translate_response = dialect_reply_status,                                               \
          .operation = OPERATION_SESSION_FINISH},                                                   \
         SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
-                    .members = skyrl_fetch_members, .translated_members = no_members,        \
+                    .members = skyrl_fetch_members, .translated_members = no_members,              \
                     .translate_request = skyrl_fetch_refuse),
 
 #endif

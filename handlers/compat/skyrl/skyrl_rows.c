@@ -1,10 +1,11 @@
 /* What requests may contain: skyrl. See handlers/rows/member.h. */
 #include "handlers/compat/skyrl/dialect_skyrl.h"
 #include "handlers/rows/rows.h"
+#include "handlers/rows/update_request.h"
 
 const struct member skyrl_rpc_members[] = {
     {"method", M_STRING, .flags = M_REQUIRED},
-    {"kwargs", .type = M_OBJECT},
+    {"kwargs", M_OBJECT, .doc = "By the method, such as {\"update_info\": {…}}"},
     {"args", M_ARRAY, .doc = "Empty, except for update_weights_from_ipc"},
     {"timeout", M_NUMBER,
      .doc = "Seconds, for the whole of update_weights_from_ipc. Ignored for other methods, to "
@@ -14,17 +15,18 @@ const struct member skyrl_rpc_members[] = {
 };
 
 const struct member skyrl_lora_members[] = {
-    {"lora_name", M_STRING, .flags = M_REQUIRED},
-    {"lora_path", M_STRING, .flags = M_REQUIRED, .doc = "Beneath a root of --allow-path"},
+    {"lora_name", M_STRING, .ours = M_SAME, .flags = M_REQUIRED},
+    {"lora_path", M_STRING, .ours = M_SAME, .flags = M_REQUIRED,
+     .doc = "Beneath a root of --allow-path"},
     {0},
 };
 
 const struct member skyrl_generate_members[] = {
-    {"token_ids", M_ARRAY, .items = M_INT, .flags = M_REQUIRED},
-    {"sampling_params", M_OBJECT, .doc = "As /inference/v1/generate; `n` is 1"},
-    {"cache_salt", .type = M_STRING},
-    {"model", .type = M_STRING},
-    {"features", .type = M_ANY},
+    {"token_ids", M_ARRAY, .ours = M_SAME, .items = M_INT, .flags = M_REQUIRED},
+    {"sampling_params", M_OBJECT, .ours = M_SAME, .doc = "As /inference/v1/generate; `n` is 1"},
+    {"cache_salt", M_STRING, .ours = M_SAME},
+    {"model", M_STRING, .ours = M_SAME},
+    {"features", M_ANY, .ours = M_SAME},
     {0},
 };
 
@@ -37,5 +39,27 @@ const struct member skyrl_fetch_members[] = {
     {"target_version", .type = M_INT},
     {"sync_dir", .type = M_STRING},
     {"uri", .type = M_STRING},
+    {0},
+};
+
+/* update_info of update_weights_ipc (WITH_HANDLES) and of update_weights_nccl (WITH_GROUP). */
+const struct member skyrl_info_rows[] = {
+    {"names", M_ARRAY, .items = M_STRING, .flags = WITH_HANDLES | WITH_GROUP, .ours = M_SAME},
+    {"dtype_names", M_ARRAY, .items = M_STRING, .flags = WITH_HANDLES | WITH_GROUP, .ours = M_SAME},
+    {"dtypes", M_ARRAY, .items = M_STRING, .flags = WITH_HANDLES | WITH_GROUP, .ours = M_SAME},
+    {"shapes", M_ARRAY, .items = M_INTS, .flags = WITH_HANDLES | WITH_GROUP, .ours = M_SAME},
+    {"sizes", M_ARRAY, .items = M_INT | M_NULL, .flags = WITH_HANDLES, .ours = M_SAME},
+    {"tensor_sizes", M_ARRAY, .items = M_INT, .flags = WITH_HANDLES, .ours = M_SAME},
+    {"packed", M_BOOL, .flags = WITH_HANDLES | WITH_GROUP, .ours = M_SAME},
+    {"packed_buffer_size_bytes", M_INT, .flags = WITH_GROUP, .ours = M_SAME},
+    {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .flags = WITH_HANDLES, .ours = M_SAME},
+    {"ipc_handles_pickled", M_STRING, .flags = WITH_HANDLES | M_BASE64, .ours = M_SAME},
+    {0},
+};
+
+/* kwargs of the other methods. */
+const struct member skyrl_kwargs_rows[] = {
+    {"weight_version", M_STRING, .ours = M_SAME, .doc = "Of skyrl_finish_weight_update"},
+    {"tags", M_ARRAY, .items = M_STRING, .ours = M_SAME, .doc = "Of skyrl_wake_for_weight_sync"},
     {0},
 };

@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-
 /* vLLM's default is abort. clear_cache has no effect: caches are keyed by the weights here. */
 int vllm_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
@@ -19,9 +18,6 @@ int vllm_pause_request(json_t **body, const struct http_request *x, struct err *
     (void)json_object_clear(*body);
     return dialect_set(*body, "mode", json_string(mode), e);
 }
-
-const struct dialect_member vllm_reset_pairs[] = {
-    {"reset_running_requests", "running"}, {"reset_external", "external"}, {NULL, NULL}};
 
 /* vLLM has these members in the query, SkyRL's client sends them in the body. */
 int vllm_reset_request(json_t **body, const struct http_request *x, struct err *e)
@@ -220,16 +216,13 @@ int vllm_reset_response(json_t **reply, const struct http_request *x)
     return dialect_replace(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
 }
 
-static const struct dialect_member abort_members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
-
 /* No ids, or an empty list, means all requests. */
 int vllm_abort_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *ids = json_object_get(*body, "request_ids");
 
-    (void)x;
     if (ids != NULL && !json_is_null(ids) && !(json_is_array(ids) && json_array_size(ids) == 0))
-        return dialect_select_members(body, *body, abort_members, e);
+        return dialect_request_plain(body, x, e);
     (void)json_object_clear(*body);
     return dialect_set(*body, "all", json_true(), e);
 }
@@ -237,10 +230,9 @@ int vllm_abort_request(json_t **body, const struct http_request *x, struct err *
 /* Since vLLM 0.32, next to /inference/v1/generate: aborts the given ids; the list may be empty. */
 int vllm_abort_some_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    (void)x;
     if (body_required(*body, "", "request_ids", e) != 0)
         return -1;
-    return dialect_select_members(body, *body, abort_members, e);
+    return dialect_request_plain(body, x, e);
 }
 
 int vllm_abort_response(json_t **reply, const struct http_request *x)

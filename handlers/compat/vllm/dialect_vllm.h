@@ -12,12 +12,11 @@
 
 extern const struct member vllm_pause_query[], vllm_sleep_query[], vllm_wake_query[];
 extern const struct member vllm_reset_query[], vllm_world_query[];
+extern const struct member vllm_init_info_rows[], vllm_update_info_rows[];
 extern const struct member vllm_init_members[], vllm_start_members[];
 extern const struct member vllm_update_members[], vllm_finish_members[];
 extern const struct member vllm_label_members[], vllm_checker_members[];
 /* Errors name these members instead of the native ones. */
-extern const struct dialect_member vllm_init_group[], vllm_update_pairs[], vllm_label_pairs[];
-extern const struct dialect_member vllm_reset_pairs[];
 extern const struct member vllm_sleep_members[], vllm_wake_members[];
 extern const struct member vllm_reset_members[], vllm_abort_members[];
 
@@ -50,9 +49,7 @@ int vllm_start_response(json_t **reply, const struct http_request *x);
 int vllm_draft_request(json_t **body, const struct http_request *x, struct err *e);
 int vllm_update_request(json_t **body, const struct http_request *x, struct err *e);
 int vllm_update_response(json_t **reply, const struct http_request *x);
-int vllm_finish_request(json_t **body, const struct http_request *x, struct err *e);
 int vllm_finish_response(json_t **reply, const struct http_request *x);
-int vllm_label_request(json_t **body, const struct http_request *x, struct err *e);
 int vllm_label_response(json_t **reply, const struct http_request *x);
 int vllm_info_response(json_t **reply, const struct http_request *x);
 int vllm_checker_request(json_t **body, const struct http_request *x, struct err *e);
@@ -103,21 +100,20 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
                   .translate_response = vllm_is_sleeping_response),                                \
         VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", OPERATION_RESET_CACHE,         \
                      .members = vllm_reset_members, .query = vllm_reset_query,                     \
-                     .translated_members = reset_cache_members, .error_members = vllm_reset_pairs, \
+                     .translated_members = reset_cache_members,                                    \
                      .translate_request = vllm_reset_request,                                      \
                      .translate_response = vllm_reset_response),                                   \
         VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetRunning",         \
                   OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
                   .body_match = {"reset_running_requests", NULL},                                  \
-                  .translated_members = reset_cache_members, .error_members = vllm_reset_pairs,    \
+                  .translated_members = reset_cache_members,                                       \
                   .translate_request = vllm_reset_request,                                         \
                   .translate_response = vllm_reset_response),                                      \
-        VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",        \
-                  OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
-                  .body_match = {"reset_external", NULL},                                          \
-                  .translated_members = reset_cache_members, .error_members = vllm_reset_pairs,    \
-                  .translate_request = vllm_reset_request,                                         \
-                  .translate_response = vllm_reset_response),                                      \
+        VLLM_POST(                                                                                 \
+            BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",              \
+            OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query,       \
+            .body_match = {"reset_external", NULL}, .translated_members = reset_cache_members,     \
+            .translate_request = vllm_reset_request, .translate_response = vllm_reset_response),   \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", OPERATION_RESET_CACHE,                 \
                      .translate_response = dialect_reply_status),                                  \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", OPERATION_RESET_CACHE,       \
@@ -144,7 +140,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
         VLLM_CONTROL("/init_weight_transfer_engine", "vllmInitWeightTransferEngine",               \
                      OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                      \
                      .members = vllm_init_members, .translated_members = transfer_init_members,    \
-                     .error_members = vllm_init_group, .error_at = "/init_info",                   \
+                     .error_members = vllm_init_info_rows, .error_at = "/init_info",               \
                      .translate_request = vllm_init_request,                                       \
                      .translate_response = vllm_init_response),                                    \
         VLLM_CONTROL("/shutdown_weight_transfer_engine", "vllmShutdownWeightTransferEngine",       \
@@ -161,17 +157,17 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
                   OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT, .broadcasts = true,            \
                   .members = vllm_update_members, .body_match = {"update_info", NULL},             \
-                  .translated_members = update_members, .error_members = vllm_update_pairs,        \
+                  .translated_members = update_members, .error_members = vllm_update_info_rows,    \
                   .error_at = "/update_info", .translate_request = vllm_update_request,            \
                   .translate_response = vllm_update_response),                                     \
         VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", OPERATION_UPDATE_FINISH,   \
                      .session = SESSION_OPEN, .members = vllm_finish_members,                      \
                      .translated_members = update_finish_members,                                  \
-                     .translate_request = vllm_finish_request,                                     \
+                     .translate_request = dialect_request_plain,                                   \
                      .translate_response = vllm_finish_response),                                  \
         VLLM_CONTROL("/update_weight_version", "vllmUpdateWeightVersion", OPERATION_WEIGHTS_LABEL, \
                      .members = vllm_label_members, .translated_members = weights_label_members,   \
-                     .error_members = vllm_label_pairs, .translate_request = vllm_label_request,   \
+                     .translate_request = dialect_request_plain,                                   \
                      .translate_response = vllm_label_response),                                   \
         VLLM_VIEW("/weight_info", "vllmWeightInfo", OPERATION_STATUS,                              \
                   .translate_response = vllm_info_response),                                       \

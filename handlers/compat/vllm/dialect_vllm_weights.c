@@ -5,14 +5,13 @@
 #include "base/json_parse.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/rows/update_request.h"
 #include "handlers/update_members.h"
 #include "weights/tensor_list.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { KNOWN_MAX = 16 }; /* known members of an object */
 
 static int put_message(json_t **reply, const char *message)
 {
@@ -46,10 +45,11 @@ static int require_info(const json_t **out, const json_t *body, const char *memb
         member, ours);
 }
 
-/* Refuses members of an object that are not in `known`, by name: they may change what is sent. A
- * known member whose `ours` is NULL is ignored. */
-static int check_known(const json_t *info, const char *at, const struct dialect_member *known,
-                       struct err *e)
+/* Refuses members of an object that have no row, or that belong to the other backend, by name: they
+ * may change what is sent. Those without a native place are ignored.
+ * @other  the flag of the other backend's rows */
+static int check_known(const json_t *info, const char *at, const struct member *rows,
+                       unsigned other, struct err *e)
 {
     char field[ERR_FIELD_MAX];
     const char *name;
@@ -57,11 +57,9 @@ static int check_known(const json_t *info, const char *at, const struct dialect_
 
     json_object_foreach(json_mutable(info), name, value)
     {
-        const struct dialect_member *m = known;
+        const struct member *m = member_find(rows, name, 0);
 
-        while (m->theirs != NULL && strcmp(m->theirs, name) != 0)
-            m++;
-        if (m->theirs != NULL || json_is_null(value))
+        if ((m != NULL && (m->flags & other) == 0) || json_is_null(value))
             continue;
         (void)snprintf(field, sizeof field, "%s/%.64s", at, name);
         return err_set(
@@ -73,65 +71,24 @@ static int check_known(const json_t *info, const char *at, const struct dialect_
     return 0;
 }
 
-/* As dialect_select_members, for the known members that have a native name. */
-static int translate_known(json_t **body, const json_t *info, const struct dialect_member *known,
-                           struct err *e)
-{
-    struct dialect_member kept[KNOWN_MAX] = {{NULL, NULL}};
-    size_t n = 0;
-
-    for (; known->theirs != NULL; known++) {
-        assert(n + 1 < KNOWN_MAX);
-        if (known->ours != NULL)
-            kept[n++] = *known;
-    }
-    return dialect_select_members(body, info, kept, e);
-}
-
-const struct dialect_member vllm_init_group[] = {
-    {"master_address", "master_address"},
-    {"master_port", "master_port"},
-    {"rank_offset", "rank_offset"},
-    {"world_size", "world_size"},
-    {"nccl_unique_id_b64", "nccl_unique_id"},
-    {"packed", "packed"},
-    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
-    {"packed_num_buffers", "packed_num_buffers"},
-    {NULL, NULL}};
-static const struct dialect_member init_handles[] = {{"packed", "packed"},
-                                                     {"packed_buffer_size_bytes", NULL},
-                                                     {"packed_num_buffers", NULL},
-                                                     {NULL, NULL}};
-
 /* vLLM's trainers send the buffer sizes of packed broadcasts even if they do not pack. */
-static int drop_buffers(json_t *body, const char *at, struct err *e)
+static int drop_buffers(json_t *body, const char *at, bool group, struct err *e)
 {
     bool packed = false;
 
     if (body_bool(&packed, body, at, "packed", e) != 0)
         return -1;
-    if (!packed) {
+    if (!packed || !group) {
         (void)json_object_del(body, "packed_buffer_size_bytes");
         (void)json_object_del(body, "packed_num_buffers");
     }
     return 0;
 }
 
-/* The members show which backend a trainer uses: only a group has an address and ranks. */
-static bool names_group(const json_t *info)
-{
-    static const char *const members[] = {"master_address", "master_port", "rank_offset",
-                                          "world_size", "nccl_unique_id_b64"};
-
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
-        if (body_given(info, members[i]) != NULL)
-            return true;
-    return false;
-}
-
 /* Since vLLM 0.28 the packing of tensors is given here, and not in updates. */
 int vllm_init_request(json_t **body, const struct http_request *x, struct err *e)
 {
+    char field[ERR_FIELD_MAX];
     const json_t *info = NULL;
     json_t *held;
     bool group;
@@ -141,12 +98,13 @@ int vllm_init_request(json_t **body, const struct http_request *x, struct err *e
     if (require_info(&info, *body, "init_info", "/v1/weight_transfer/init", e) != 0)
         return -1;
     held = json_incref(json_mutable(info));
-    group = names_group(info);
-    rc = check_known(info, "/init_info", group ? vllm_init_group : init_handles, e);
+    /* Only a group has an address and ranks. */
+    group = member_given(field, vllm_init_info_rows, WITH_GROUP, info, "") != NULL;
+    rc = check_known(info, "/init_info", vllm_init_info_rows, 0, e);
     if (rc == 0)
-        rc = translate_known(body, info, group ? vllm_init_group : init_handles, e);
+        rc = dialect_translate(body, info, vllm_init_info_rows, 0, e);
     if (rc == 0)
-        rc = drop_buffers(*body, "/init_info", e);
+        rc = drop_buffers(*body, "/init_info", group, e);
     json_decref(held);
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string(group ? "nccl" : "ipc"), e);
 }
@@ -203,49 +161,6 @@ int vllm_draft_request(json_t **body, const struct http_request *x, struct err *
     return refuse_draft(x, "", e);
 }
 
-/* Members of all releases: 0.24 to 0.26 send update_kind, 0.20 is_checkpoint_format. */
-static const struct dialect_member update_handles[] = {
-    {"names", "names"},
-    {"dtype_names", "dtype_names"},
-    {"shapes", "shapes"},
-    {"sizes", "sizes"},
-    {"tensor_sizes", "tensor_sizes"},
-    {"packed", "packed"},
-    {"packed_buffer_size_bytes", NULL},
-    {"packed_num_buffers", NULL},
-    {"ipc_handles", "ipc_handles"},
-    {"ipc_handles_pickled", "ipc_handles_pickled"},
-    {"metadata_by_gpu", "metadata_by_gpu"},
-    {"update_kind", NULL},
-    {"is_checkpoint_format", NULL},
-    {NULL, NULL}};
-static const struct dialect_member update_broadcasts[] = {
-    {"names", "names"},
-    {"dtype_names", "dtype_names"},
-    {"shapes", "shapes"},
-    {"packed", "packed"},
-    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
-    {"packed_num_buffers", NULL},
-    {"update_kind", NULL},
-    {"is_checkpoint_format", NULL},
-    {NULL, NULL}};
-
-/* The native names are the same: an error's place differs only by the object. Entries of a list
- * become buckets in the same places. */
-const struct dialect_member vllm_update_pairs[] = {
-    {"names", "names"},
-    {"dtype_names", "dtype_names"},
-    {"shapes", "shapes"},
-    {"sizes", "sizes"},
-    {"tensor_sizes", "tensor_sizes"},
-    {"packed", "packed"},
-    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
-    {"ipc_handles", "ipc_handles"},
-    {"ipc_handles_pickled", "ipc_handles_pickled"},
-    {"metadata_by_gpu", "metadata_by_gpu"},
-    {"", "buckets"},
-    {NULL, NULL}};
-
 static int check_dense(const json_t *info, const char *at, struct err *e)
 {
     const char *kind = "dense";
@@ -297,14 +212,17 @@ static int set_broadcast(json_t *body, const json_t *info, struct err *e)
 static int translate_update(json_t **body, const json_t *info, struct err *e)
 {
     bool handles = has_handles(info);
-    const struct dialect_member *known = handles ? update_handles : update_broadcasts;
 
-    if (check_known(info, "/update_info", known, e) != 0 ||
-        check_dense(info, "/update_info", e) != 0 || translate_known(body, info, known, e) != 0)
+    if (check_known(info, "/update_info", vllm_update_info_rows, handles ? 0 : WITH_HANDLES, e) !=
+            0 ||
+        check_dense(info, "/update_info", e) != 0 ||
+        dialect_translate(body, info, vllm_update_info_rows, 0, e) != 0)
         return -1;
-    if (handles)
+    if (handles) {
+        (void)json_object_del(*body, "packed_buffer_size_bytes");
         return 0;
-    if (drop_buffers(*body, "/update_info", e) != 0)
+    }
+    if (drop_buffers(*body, "/update_info", true, e) != 0)
         return -1;
     return set_broadcast(*body, info, e);
 }
@@ -322,7 +240,7 @@ static int entry_to_bucket(json_t **out, const json_t *entry, const json_t *name
     (void)snprintf(at, sizeof at, "/update_info/%zu", i);
     if (!json_is_object(entry))
         return err_set(e, ERR_BAD_REQUEST, at, "%s, expected an object", body_type_name(entry));
-    if (check_known(entry, at, update_handles, e) != 0 || check_dense(entry, at, e) != 0)
+    if (check_known(entry, at, vllm_update_info_rows, 0, e) != 0 || check_dense(entry, at, e) != 0)
         return -1;
     if (json_is_array(names) && json_array_size(names) == 0) {
         *out = json_null();
@@ -333,8 +251,9 @@ static int entry_to_bucket(json_t **out, const json_t *entry, const json_t *name
                        "entry %zu has no ipc_handles_pickled, and differs from another entry: all "
                        "ranks receive the same broadcasts, so only handles can differ",
                        i);
-    if (translate_known(out, entry, update_handles, e) != 0)
+    if (dialect_translate(out, entry, vllm_update_info_rows, 0, e) != 0)
         return -1;
+    (void)json_object_del(*out, "packed_buffer_size_bytes");
     return dialect_set(*out, "rank", json_integer((json_int_t)i), e);
 }
 
@@ -425,29 +344,10 @@ int vllm_update_response(json_t **reply, const struct http_request *x)
     return put_message(reply, "Weights updated");
 }
 
-int vllm_finish_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {{"weight_version", "weight_version"},
-                                                    {NULL, NULL}};
-
-    (void)x;
-    return dialect_select_members(body, *body, members, e);
-}
-
 int vllm_finish_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, "Weight update finished");
-}
-
-const struct dialect_member vllm_label_pairs[] = {{"new_version", "weight_version"}, {NULL, NULL}};
-
-int vllm_label_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    (void)x;
-    if (body_required(*body, "", "new_version", e) != 0)
-        return -1;
-    return dialect_select_members(body, *body, vllm_label_pairs, e);
 }
 
 int vllm_label_response(json_t **reply, const struct http_request *x)
@@ -470,13 +370,9 @@ int vllm_info_response(json_t **reply, const struct http_request *x)
 /* Some clients send "baseline": null with other actions than compare. */
 int vllm_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"action", "action"}, {"baseline", "baseline"}, {NULL, NULL}};
     const char *action = NULL;
 
-    (void)x;
-    if (body_str(&action, *body, "", "action", e) != 0 ||
-        dialect_select_members(body, *body, members, e) != 0)
+    if (body_str(&action, *body, "", "action", e) != 0 || dialect_request_plain(body, x, e) != 0)
         return -1;
     if (action != NULL && dialect_check_action(action, "reset", e) != 0)
         return -1;

@@ -1,35 +1,41 @@
 /* What requests may contain: vllm. See handlers/rows/member.h. */
 #include "handlers/compat/vllm/dialect_vllm.h"
 #include "handlers/rows/rows.h"
+#include "handlers/rows/update_request.h"
 
 const struct member vllm_init_info_rows[] = {
-    {"master_address", .type = M_STRING},
-    {"master_port", .type = M_INT},
-    {"rank_offset", .type = M_INT},
-    {"world_size", .type = M_INT},
-    {"nccl_unique_id_b64", M_STRING, .flags = M_BASE64},
-    {"packed", M_BOOL, .def = "false"},
-    {"packed_buffer_size_bytes", M_INT, .doc = "Ignored unless packed"},
-    {"packed_num_buffers", M_INT, .doc = "Accepted; changes nothing"},
+    {"master_address", M_STRING, .flags = WITH_GROUP, .ours = M_SAME},
+    {"master_port", M_INT, .flags = WITH_GROUP, .ours = M_SAME},
+    {"rank_offset", M_INT, .flags = WITH_GROUP, .ours = M_SAME},
+    {"world_size", M_INT, .flags = WITH_GROUP, .ours = M_SAME},
+    {"nccl_unique_id_b64", M_STRING, .flags = WITH_GROUP | M_BASE64, .ours = "nccl_unique_id"},
+    {"packed", M_BOOL, .flags = WITH_HANDLES, .def = "false", .ours = M_SAME,
+     .doc = "Default for updates"},
+    {"packed_buffer_size_bytes", M_INT, .ours = M_SAME,
+     .doc = "With packed and a group; else ignored"},
+    {"packed_num_buffers", M_INT, .ours = M_SAME, .doc = "With packed and a group; else ignored"},
     {0},
 };
 
 const struct member vllm_update_info_rows[] = {
-    {"names", M_ARRAY, .items = M_STRING},
-    {"dtype_names", M_ARRAY, .items = M_STRING},
-    {"shapes", M_ARRAY, .items = M_INTS},
-    {"packed", .type = M_BOOL},
-    {"packed_buffer_size_bytes", .type = M_INT},
-    {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .min = 1, .max = 64, .of = per_gpu_rows,
-     .doc =
-         "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
-         "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
-         "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
-         "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
-    {"tensor_sizes", M_ARRAY, .items = M_INT, .doc = "Bytes"},
-    {"sizes", M_ARRAY, .items = M_INT, .doc = "Elements"},
-    {"ipc_handles", .type = M_OBJECT},
-    {"ipc_handles_pickled", M_STRING, .flags = M_BASE64},
+    {"names", M_ARRAY, .items = M_STRING, .ours = M_SAME},
+    {"dtype_names", M_ARRAY, .items = M_STRING, .ours = M_SAME},
+    {"shapes", M_ARRAY, .items = M_INTS, .ours = M_SAME},
+    {"packed", M_BOOL, .ours = M_SAME},
+    {"packed_buffer_size_bytes", M_INT, .flags = WITH_GROUP, .ours = M_SAME,
+     .doc = "With packed and a group; else ignored"},
+    {"packed_num_buffers", M_INT, .doc = "Ignored"},
+    {"sizes", M_ARRAY, .items = M_INT | M_NULL, .flags = WITH_HANDLES, .ours = M_SAME},
+    {"tensor_sizes", M_ARRAY, .items = M_INT, .flags = WITH_HANDLES, .ours = M_SAME},
+    {"ipc_handles", M_MAP, .items = M_OBJECT, .flags = WITH_HANDLES, .of = ipc_handle_rows,
+     .ours = M_SAME},
+    {"ipc_handles_pickled", M_STRING, .flags = WITH_HANDLES | M_BASE64, .ours = M_SAME,
+     .doc = "As vLLM's trainers send it: a pickle that is read and never executed"},
+    {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .flags = WITH_HANDLES, .of = per_gpu_rows,
+     .ours = M_SAME},
+    {"update_kind", M_STRING, .doc = "Of vLLM 0.24 to 0.26: dense"},
+    {"is_checkpoint_format", M_BOOL, .doc = "Of vLLM 0.20; ignored: names and shapes show it"},
+    {"", M_ROWS_OF(no_members), .ours = "buckets"}, /* a list's entries */
     {0},
 };
 
@@ -81,8 +87,7 @@ const struct member vllm_reset_query[] = {
 };
 
 const struct member vllm_abort_members[] = {
-    {"request_ids", M_ARRAY, .items = M_STRING, .max = 65536, .flags = M_REQUIRED,
-     .doc = "Empty: all"},
+    {"request_ids", M_ARRAY, .ours = M_SAME, .items = M_STRING, .max = 65536, .doc = "Empty: all"},
     {0},
 };
 
@@ -109,7 +114,7 @@ const struct member vllm_update_members[] = {
 };
 
 const struct member vllm_finish_members[] = {
-    {"weight_version", M_STRING, .min = 1, .max = 256},
+    {"weight_version", M_STRING, .ours = M_SAME, .min = 1, .max = 256},
     {0},
 };
 
@@ -122,7 +127,8 @@ const struct member vllm_label_members[] = {
 };
 
 const struct member vllm_checker_members[] = {
-    {"action", M_STRING, .flags = M_REQUIRED, M_WORDS("checksum", "compare", "reset")},
-    {"baseline", M_MAP, .items = M_STRING, .doc = "With compare"},
+    {"action", M_STRING, .ours = M_SAME, .flags = M_REQUIRED,
+     M_WORDS("checksum", "compare", "reset")},
+    {"baseline", M_MAP, .ours = M_SAME, .items = M_STRING, .doc = "With compare"},
     {0},
 };

@@ -36,12 +36,23 @@ static void assert_json(const json_t *found, const char *wanted)
 struct in_row {
     sglang_request *in;
     const char *theirs, *ours; /* ours NULL: refused, at `field`, with `word` */
-    const char *field, *word;
+    const char *field;         /* with ours: the path of the route; NULL: the first that fits */
+    const char *word;
 };
+
+static const struct route *route_of(const struct in_row *row)
+{
+    for (size_t i = 0; i < n_routes; i++)
+        if (routes[i].translate_request == row->in &&
+            (row->ours == NULL || row->field == NULL || strcmp(routes[i].pattern, row->field) == 0))
+            return &routes[i];
+    fail_msg("no route translates %s", row->theirs);
+    return NULL;
+}
 
 static void check_in(const struct in_row *row)
 {
-    static const struct http_request x = {0};
+    struct http_request x = {.route = (void *)(uintptr_t)route_of(row)};
     json_t *body = read_json(row->theirs);
     struct err e = {0};
     int rc = row->in(&body, &x, &e);
@@ -112,10 +123,11 @@ static void test_updates_in(void **state)
          "/load_format", "'dummy'"},
         {sglang_disk_request, "{\"model_path\":\"/p\",\"manifest\":{}}", NULL, "/manifest",
          "manifest"},
-        {sglang_ipc_request,
+        {dialect_request_plain,
          "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"flush_cache\":true,"
          "\"torch_empty_cache\":true,\"weight_version\":\"v\"}",
-         "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"weight_version\":\"v\"}", NULL, NULL},
+         "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"weight_version\":\"v\"}",
+         "/update_weights_from_ipc", NULL},
         {sglang_checker_request, "{}", "{\"action\":\"checksum\",\"must_match\":true}", NULL, NULL},
         {sglang_checker_request,
          "{\"action\":\"compare\",\"skip_tensor_list\":[\"a\"],\"selector\":\"all\"}",
@@ -182,8 +194,8 @@ static void test_life_in(void **state)
         {sglang_release_request, "{\"tags\":[\"weights\"]}", "{\"tags\":[\"weights\"],\"level\":2}",
          NULL, NULL},
         {sglang_release_request, "{\"tags\":null}", "{\"level\":2}", NULL, NULL},
-        {sglang_memory_request, "{\"tags\":[\"kv_cache\"],\"level\":1}",
-         "{\"tags\":[\"kv_cache\"]}", NULL, NULL},
+        {dialect_request_plain, "{\"tags\":[\"kv_cache\"],\"level\":1}",
+         "{\"tags\":[\"kv_cache\"]}", "/resume_memory_occupation", NULL},
         {sglang_abort_request, "{\"rid\":\"r\",\"abort_message\":\"m\"}",
          "{\"request_ids\":[\"r\"]}", NULL, NULL},
         {sglang_abort_request, "{\"rid\":\"r\",\"abort_all\":true}", "{\"all\":true}", NULL, NULL},
@@ -195,8 +207,8 @@ static void test_life_in(void **state)
          "p\",\"pinned\":true,\"load_inplace\":true}",
          NULL, NULL},
         {sglang_lora_request, "{\"lora_name\":\"a\"}", NULL, "/lora_path", "required"},
-        {sglang_lora_unload_request, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}",
-         "{\"lora_name\":\"a\"}", NULL, NULL},
+        {dialect_request_plain, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}",
+         "{\"lora_name\":\"a\"}", "/unload_lora_adapter", NULL},
         {sglang_lora_tensors_request, "{}", NULL, "", "pickled"},
     };
 

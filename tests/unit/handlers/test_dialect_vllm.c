@@ -351,7 +351,7 @@ static void test_versions_and_sums(void **state)
          "{\"weight_version\":\"s2\"}",
          NULL,
          NULL},
-        {label, {{0}}, "{}", NULL, "/new_version", "required"},
+        {label, {{0}}, "{}", "{}", NULL, NULL}, /* the native route requires it */
         {checker, {{0}}, "{\"action\":\"checksum\"}", "{\"action\":\"checksum\"}", NULL, NULL},
         {checker,
          {{0}},
