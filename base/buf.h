@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 struct buf {
-    char *data;  /* owned; NUL-terminated whenever len > 0 or data != NULL */
+    char *data; /* owned; NUL-terminated whenever len > 0 or data != NULL */
     size_t len;
     size_t cap;
     bool failed; /* an allocation failed */

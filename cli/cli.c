@@ -18,9 +18,10 @@
 enum { TIMEOUT_S = 600, TIMEOUT_S_MAX = 86400 };
 
 #define BIT(o) (1u << (o))
-#define ASK                                                                                        \
-    (BIT(OPT_URL) | BIT(OPT_KEY_FILE) | BIT(OPT_CA_FILE) | BIT(OPT_TIMEOUT) | BIT(OPT_HELP))
-#define REPLY  (ASK | BIT(OPT_JSON))
+
+#define ASK (BIT(OPT_URL) | BIT(OPT_KEY_FILE) | BIT(OPT_CA_FILE) | BIT(OPT_TIMEOUT) | BIT(OPT_HELP))
+
+#define REPLY (ASK | BIT(OPT_JSON))
 
 const struct command commands[] = {
     {"push", NULL, "FILE|DIR", "push weights, prove them, put them into service", 1, 1,

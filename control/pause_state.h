@@ -22,11 +22,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum {
-    PAUSE_OWNER_MAX = 64,
-    PAUSE_LEASE_S_MAX = 3600,
-    PAUSE_TIMEOUT_S_MAX = 3600
-};
+enum { PAUSE_OWNER_MAX = 64, PAUSE_LEASE_S_MAX = 3600, PAUSE_TIMEOUT_S_MAX = 3600 };
 
 enum pause_state {
     PAUSE_OFF,

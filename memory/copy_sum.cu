@@ -17,7 +17,8 @@
  * launches has seen that no element lies across two of them. */
 #include "memory/copy_sum.h"
 
-namespace {
+namespace
+{
 
 enum { UNROLL = 4, WARP = 32, SAME_ALIGNMENT = -1 };
 
@@ -105,7 +106,7 @@ __device__ __forceinline__ void move_step(const tile &t, const middle &m, uint32
         const uint32_t i = first + u * COPY_SUM_THREADS;
 
         if (!same)
-            v[u] = joined<same ? 0 : WORDS>(v[u], next[u], m.shift % 4 * 8);
+            v[u] = joined < same ? 0 : WORDS > (v[u], next[u], m.shift % 4 * 8);
         if (COPIED && (!BOUNDED || i < n))
             __stcs(reinterpret_cast<uint4 *>(m.lo) + i, v[u]);
         if (MAKE != NOTHING) /* what was not loaded is zero, and adds nothing */

@@ -18,7 +18,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 /* What `baton serve` ends with. */
 enum {
     EXIT_WELL = 0,

@@ -18,12 +18,12 @@ struct checksum;
 
 struct safetensors {
     struct tensor_list *tensor_list; /* tensors in the order of their bytes; one reference, owned */
-    uint64_t nbytes_head;        /* 8 + N: where the tensor bytes start */
-    uint64_t nbytes_total;       /* of the whole file or stream */
-    struct checksum *checksums;  /* owned; [n_tensors] from __metadata__ "baton.checksum.<name>" */
-    bool *has_checksum;          /* owned; [n_tensors] */
-    char *weight_version;        /* owned; __metadata__ "baton.weight_version", or NULL */
-    char *snapshot;              /* owned; __metadata__ "baton.snapshot", or NULL */
+    uint64_t nbytes_head;            /* 8 + N: where the tensor bytes start */
+    uint64_t nbytes_total;           /* of the whole file or stream */
+    struct checksum *checksums; /* owned; [n_tensors] from __metadata__ "baton.checksum.<name>" */
+    bool *has_checksum;         /* owned; [n_tensors] */
+    char *weight_version;       /* owned; __metadata__ "baton.weight_version", or NULL */
+    char *snapshot;             /* owned; __metadata__ "baton.snapshot", or NULL */
 };
 
 /* safetensors_head_nbytes - how long the head (8 + N bytes) is.

@@ -35,11 +35,11 @@ struct thread;
 struct place {
     struct waiter waiter; /* of the job that waits here; the first member */
     struct thread *thread;
-    struct stack *stack; /* owned; NULL: there was no memory for that of the thread */
-    void *local;         /* of the job here */
+    struct stack *stack;            /* owned; NULL: there was no memory for that of the thread */
+    void *local;                    /* of the job here */
     uint64_t since_us, deadline_us; /* of its wait */
-    bool woken;         /* guarded by the pool's lock, and so is the next one */
-    struct place *next; /* in a list of the thread */
+    bool woken;                     /* guarded by the pool's lock, and so is the next one */
+    struct place *next;             /* in a list of the thread */
 };
 
 /* Of the thread itself, but for what a line says. */

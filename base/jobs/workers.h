@@ -68,8 +68,8 @@ size_t workers_queued(struct workers *w);
 size_t workers_waiting(struct workers *w);
 
 struct workers_info {
-    size_t n_threads, n_idle;      /* of the latter: those that wait for a job */
-    size_t n_queued, n_waiting;    /* in both lanes; jobs that wait without a thread */
+    size_t n_threads, n_idle;       /* of the latter: those that wait for a job */
+    size_t n_queued, n_waiting;     /* in both lanes; jobs that wait without a thread */
     uint64_t queued_us, waiting_us; /* since when the oldest of them is; 0: there is none */
 };
 

@@ -9,8 +9,8 @@
 #include "base/err.h"
 #include "base/names.h"
 #include "engine/lora/adapter_config.h"
-#include "weights/model/model_config.h"
 #include "memory/non_finite.h"
+#include "weights/model/model_config.h"
 #include "weights/tensor_list.h"
 
 #include <stdbool.h>

@@ -7,10 +7,10 @@
 #include "base/err.h"
 #include "engine/generation.h"
 #include "engine/model/kv.h"
-#include "weights/model/model_config.h"
 #include "engine/sampler/token_counts.h"
 #include "engine/sampler/token_selector.h"
 #include "text/tokenizer.h"
+#include "weights/model/model_config.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -24,7 +24,7 @@ enum { SEQ_REBUILDS_MAX = 2 };
 /* What every sequence of an engine is checked against. Immutable. */
 struct seq_rules {
     uint32_t vocab_size, max_model_len;
-    uint64_t kv_tokens_max; /* of the whole pool */
+    uint64_t kv_tokens_max;                      /* of the whole pool */
     uint32_t n_route_layers, n_routes_per_token; /* as engine_info */
     uint32_t n_eos;
     uint32_t eos[MODEL_EOS_MAX];
@@ -61,11 +61,11 @@ struct seq {
                                       on with `finish`, and see SEQ_REBUILDS_MAX */
     uint32_t n_reported;           /* output tokens that were passed to the sink */
     uint64_t last_token_us;
-    struct detok detok; /* with stop strings only, as is tail */
-    uint32_t n_peeked;  /* bytes that detok holds, searched with the last token */
-    struct buf tail;    /* text in which a stop string may still begin */
+    struct detok detok;         /* with stop strings only, as is tail */
+    uint32_t n_peeked;          /* bytes that detok holds, searched with the last token */
+    struct buf tail;            /* text in which a stop string may still begin */
     struct token_counts counts; /* with penalties only, else zeroed */
-    uint32_t *masked;   /* owned; [n_early, then one for each bad word], those of this token last */
+    uint32_t *masked; /* owned; [n_early, then one for each bad word], those of this token last */
 };
 
 /* seq_new - check a request and allocate all that it can need.

@@ -30,7 +30,7 @@ struct fleet_result {
     int status;         /* of the reply; 0: none came */
     bool other_process; /* it named another one than that which was known */
     struct err why;     /* clean unless it failed; names the engine */
-    char *text;     /* owned; body of the reply; NULL: none */
+    char *text;         /* owned; body of the reply; NULL: none */
     size_t text_len;
 };
 void fleet_result_fini(struct fleet_result *result); /* accepts a zeroed one */

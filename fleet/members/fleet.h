@@ -367,9 +367,9 @@ struct fleet_ticket {
     struct ticket ticket; /* first; `arrival` of a generate: number of its first acquire */
     enum fleet_queue queue;
     uint64_t affinity; /* of a session; 0: none */
-    uint64_t avoid; /* prefer any other engine to that of this upstream_number, which has just
-                       failed; 0: none */
-    bool responded; /* the engine has replied; set before fleet_permit_release */
+    uint64_t avoid;    /* prefer any other engine to that of this upstream_number, which has just
+                          failed; 0: none */
+    bool responded;    /* the engine has replied; set before fleet_permit_release */
     struct fleet_version served; /* written at the grant: the fleet's version */
 
     struct upstream *upstream; /* since it was granted; a reference until it is released */

@@ -19,7 +19,6 @@ enum {
     UPSTREAM_START_LOST_US = 30000000 /* so long a start without an answer may still be executed */
 };
 
-
 enum switch_part {
     SWITCH_NO_PART,
     SWITCH_AWAITED, /* it is about to have the version, or has it, which is not confirmed */

@@ -20,7 +20,6 @@ enum {
     EVENTS_TYPES_MAX = 32
 };
 
-
 /* The first part of each name, up to its dot. */
 static const char *const families[] = {
     "drain",   "error", "fleet",    "handoff", "lora",   "nccl",     "pause", "readiness", "resume",

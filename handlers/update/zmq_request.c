@@ -9,8 +9,6 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/rows/update_request.h"
-#include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/rows/update_request.h"
 #include "handlers/source/gpu_match.h"

@@ -175,10 +175,10 @@ static inline void fx_pause_controller_open(struct fx_pause_controller *g)
 
 struct fx_source_cfg {
     unsigned step;
-    int fail_at;          /* tensor at which it fails half-way; -1 never */
-    int corrupt_at;       /* tensor whose last byte is wrong; -1 never */
-    bool short_by_one;    /* says done with a byte less */
-    bool trailing;        /* finish finds bytes that nobody declared */
+    int fail_at;       /* tensor at which it fails half-way; -1 never */
+    int corrupt_at;    /* tensor whose last byte is wrong; -1 never */
+    bool short_by_one; /* says done with a byte less */
+    bool trailing;     /* finish finds bytes that nobody declared */
     struct fx_pause_controller
         *pause_controller; /* waits there before pause_controller_at; or NULL */
     int pause_controller_at;

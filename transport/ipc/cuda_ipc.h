@@ -53,9 +53,9 @@ struct cuda_ipc_cfg {
     uint32_t n_ranks;
     struct tensor_list *const *tensor_lists; /* [n_ranks]; a reference to each is taken; NULL for a
                                   rank that gets nothing */
-    struct ipc_bucket *buckets;    /* [n_buckets], owned, moved in also on failure */
+    struct ipc_bucket *buckets;              /* [n_buckets], owned, moved in also on failure */
     uint32_t n_buckets;
-    struct cuda_ipc_stats *stats;  /* borrowed; outlives the source and its scope */
+    struct cuda_ipc_stats *stats; /* borrowed; outlives the source and its scope */
 };
 
 /* For /metrics; relaxed: gauges and counters. */

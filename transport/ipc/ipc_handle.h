@@ -35,8 +35,8 @@ struct ipc_handle {
     uint32_t ndim;
     uint64_t shape[TENSOR_LIST_NDIM_MAX];
     uint64_t stride[TENSOR_LIST_NDIM_MAX]; /* elements; contiguous, row-major */
-    uint64_t nbytes;                /* of the tensor, which is within the storage */
-    uint64_t tensor_offset;         /* bytes, within the storage */
+    uint64_t nbytes;                       /* of the tensor, which is within the storage */
+    uint64_t tensor_offset;                /* bytes, within the storage */
     uint64_t storage_nbytes;
     uint64_t storage_offset;             /* bytes, within the allocation; the sum is below 2^63 */
     int32_t device;                      /* the sender's index, meaningless in another process */

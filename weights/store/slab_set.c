@@ -15,8 +15,7 @@ static int compare_slabs(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-int slab_set_init(struct slab_set *out, const struct view *views, uint32_t n_tensors,
-                  struct err *e)
+int slab_set_init(struct slab_set *out, const struct view *views, uint32_t n_tensors, struct err *e)
 {
     struct slab_set set = {.slabs = calloc(n_tensors, sizeof *set.slabs),
                            .offsets = calloc(n_tensors, sizeof *set.offsets)};

@@ -84,13 +84,12 @@ static void test_utf8_valid_prefix(void **state)
 
 static void test_utf8_find_hidden(void **state)
 {
-    static const char *const hidden[] = {"\n",           "\x1b",         "\x7f",
-                                         "\xc2\x80",     "\xc2\x9b",     "\xd8\x9c",
-                                         "\xe2\x80\x8e", "\xe2\x80\x8f", "\xe2\x80\xa8",
-                                         "\xe2\x80\xae", "\xe2\x81\xa6", "\xe2\x81\xa9",
-                                         "\xff"};
-    static const char *const seen[] = {"", " ~", "\xc2\xa0", "\xe2\x80\x8d", "\xe2\x80\xaf",
-                                       "\xd7\xa9 \xd9\x81 \xf0\x9f\x98\x80"};
+    static const char *const hidden[] = {
+        "\n",           "\x1b",         "\x7f",         "\xc2\x80",     "\xc2\x9b",
+        "\xd8\x9c",     "\xe2\x80\x8e", "\xe2\x80\x8f", "\xe2\x80\xa8", "\xe2\x80\xae",
+        "\xe2\x81\xa6", "\xe2\x81\xa9", "\xff"};
+    static const char *const seen[] = {
+        "", " ~", "\xc2\xa0", "\xe2\x80\x8d", "\xe2\x80\xaf", "\xd7\xa9 \xd9\x81 \xf0\x9f\x98\x80"};
     char text[16];
 
     (void)state;

@@ -89,7 +89,7 @@ static inline int still_release(struct engine *en, uint64_t deadline_us, uint64_
 }
 
 static inline int still_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
-                             struct err *e)
+                              struct err *e)
 {
     struct still *s = (struct still *)(void *)en;
 

@@ -6,10 +6,10 @@
 #include "tests/unit/engine/engine_jobs.h"
 
 #include "base/clock.h"
-#include "weights/model/model_config.h"
 #include "engine/scheduler/embedded.h"
 #include "text/tokenizer.h"
 #include "transport/file.h"
+#include "weights/model/model_config.h"
 #include "weights/update/update.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 #include "engine/model/kv.h"
-#include "weights/model/model_config.h"
 #include "tests/unit/engine/kv_taken.h"
+#include "weights/model/model_config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

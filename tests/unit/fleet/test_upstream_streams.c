@@ -1,7 +1,6 @@
 /* Streamed answers, against a peer that sends piece after piece. */
 #include "http/client/http.h"
 
-
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -366,8 +365,8 @@ static void test_an_early_end_is_told(void **state)
         bool reset;
         const char *why;
     } rows[] = {
-        {"6\r\nsec", false, "closed"},           {"6\r\nsecond\r\n", false, "closed"},
-        {"2\r\nhi\r\n0\r\n", false, "closed"},   {"6\r\nsec", true, "reset"},
+        {"6\r\nsec", false, "closed"},          {"6\r\nsecond\r\n", false, "closed"},
+        {"2\r\nhi\r\n0\r\n", false, "closed"},  {"6\r\nsec", true, "reset"},
         {"2\r\nhi\r\nxyz\r\n", false, "chunk"},
     };
     struct asked *a = *state;

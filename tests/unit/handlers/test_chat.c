@@ -1,10 +1,10 @@
 /* /v1/chat/completions with a real tokenizer, a template and a fake engine. */
-#include "weights/model/model_config.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/chat_parse.h"
 #include "tests/fakes/data_plane.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "weights/model/model_config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

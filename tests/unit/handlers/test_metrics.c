@@ -182,7 +182,7 @@ void __wrap_http_server_stats(struct http_server *f, struct http_server_stats *o
 }
 
 static int fake_engine_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
-                            struct err *e)
+                             struct err *e)
 {
     (void)deadline_us;
     (void)e;

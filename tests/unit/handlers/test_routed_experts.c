@@ -224,7 +224,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms),  cmocka_unit_test(test_npy),
         cmocka_unit_test(test_dtypes), cmocka_unit_test(test_without_routes),
-        cmocka_unit_test(test_ask),  cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_ask),    cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

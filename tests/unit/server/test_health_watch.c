@@ -84,7 +84,7 @@ static struct {
 } fake;
 
 static int fake_stats(struct engine *en, uint64_t deadline_us, struct engine_stats *out,
-                     struct err *e)
+                      struct err *e)
 {
     (void)deadline_us;
     (void)e;

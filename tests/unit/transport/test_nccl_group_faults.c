@@ -147,8 +147,7 @@ static void test_receive_says_what_was_missing(void **state)
 
     (void)state;
     assert_int_equal(gfx_receive(g, m.dst, NBYTES, &p, &e), -1);
-    assert_string_equal(e.msg,
-                        "a broadcast of 600000 bytes did not complete before the deadline");
+    assert_string_equal(e.msg, "a broadcast of 600000 bytes did not complete before the deadline");
     p = gfx_patient();
     assert_int_equal(gfx_receive(g, m.dst, NBYTES, &p, &again), -1);
     assert_int_equal(again.code, ERR_CONFLICT);

@@ -1,6 +1,6 @@
 /* What decides which tensors a model has: the ties of config.json; memory that runs out. */
-#include "weights/model/model_config.h"
 #include "tests/unit/failing_alloc.h"
+#include "weights/model/model_config.h"
 #include "weights/model_spec.h"
 
 #include <setjmp.h>
