@@ -24,7 +24,7 @@ LIST_NAME = re.compile(r"(?:^|_)(?:members|query|translated)$")
 ARRAY = re.compile(r"\bconst char \*(?:const )?(\w+)\[\w*\] = \{([^}]*)\}")
 READER = re.compile(r"\b(?:body|query)_(?:str|text|bool|u64|u32|i64|f64|array|object|required|given)\(")
 LIST_CHECK = re.compile(r"\bbody_only(?:_of)?\(|\bbody_query_only\(|\bdialect_note_unknown\(")
-STATIC = re.compile(r"(?m)^static [^=;{}()]*?\b(\w+)\([^;{}]*\)\s*\{")
+STATIC = re.compile(r"(?m)^static (?:__attribute__\(\(\w+\)\) )?[^=;{}()]*?\b(?!__attribute__)(\w+)\([^;{}]*\)\s*\{")
 PUBLIC = re.compile(r"(?m)^(?!static|typedef|extern|#)[a-z][^=;{}()]*?\b(\w+)\([^;{}]*\)\s*\{")
 CONST_CAST = re.compile(r"\((?!const )([\w ]+) \*+\)\(uintptr_t\)")
 
