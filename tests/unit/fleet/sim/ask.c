@@ -3,6 +3,7 @@
 #include "tests/unit/fleet/sim/check.h"
 #include "tests/unit/fleet/sim/sched.h"
 
+#include "fleet/ask/fleet_label.h"
 #include "fleet/ask/fleet_lora_load.h"
 #include "fleet/ask/fleet_sleep.h"
 
@@ -415,6 +416,39 @@ static void run_abort_requests(struct order *o)
     fleet_abort_all_requests(world.fc);
 }
 
+/* ---- names ---- */
+
+/* The caller owns the operation lock. "vN.K" is a name of the version vN. */
+static void rename_version(void)
+{
+    char label[32];
+    struct fleet_label_request req = {.label = label};
+    fleet_results_auto results = {0};
+    struct err e = {0};
+    uint64_t serial;
+    int version = world_version();
+
+    if (version == TORN)
+        return;
+    (void)snprintf(label, sizeof label, "v%d.%d", version, ++world.n_names);
+    (void)fleet_label_all(world.fc, &req, &results, &serial, &e);
+    world_trace("name %s: %s", label, e.code == ERR_NONE ? "done" : e.msg);
+}
+
+static void run_rename(struct order *o)
+{
+    struct ask *a = ask_begin("a name", ASK_US);
+    struct err e = {0};
+
+    (void)o;
+    if (fleet_step_lock(world.fc, NULL, "a name", &e) == 0) {
+        if (fleet_check_no_update(world.fc, true, &e) == 0)
+            rename_version();
+        fleet_op_unlock(world.fc);
+    }
+    ask_end(a);
+}
+
 /* ---- which ---- */
 
 void ask_event(enum event event, struct engine *g)
@@ -435,8 +469,14 @@ void ask_event(enum event event, struct engine *g)
     case EVENT_SLEEP:
         order(run_sleep, 1, NULL);
         break;
+    case EVENT_SLEEP_2:
+        order(run_sleep, 2, NULL);
+        break;
     case EVENT_WAKE:
         order(run_sleep, 0, NULL);
+        break;
+    case EVENT_RENAME:
+        order(run_rename, 0, NULL);
         break;
     case EVENT_ABORT:
         order(run_abort, world.turn % 2 == 0, NULL);

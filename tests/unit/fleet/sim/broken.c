@@ -179,7 +179,8 @@ void __wrap_fleet_derive_locked(const struct fleet *f, struct upstream *u)
         [BROKEN_OUT_SLEEP] = REASON_BIT(REASON_ASLEEP) | REASON_BIT(REASON_SLEEP_MISSED),
         [BROKEN_OUT_PAUSE] = REASON_BIT(REASON_NOT_RESUMED) | REASON_BIT(REASON_PAUSE_MISSED),
         [BROKEN_OUT_WEIGHTS] = REASON_BIT(REASON_OTHER_WEIGHTS),
-        [BROKEN_OUT_NEEDS] = REASON_BIT(REASON_ADAPTERS)};
+        [BROKEN_OUT_NEEDS] = REASON_BIT(REASON_ADAPTERS),
+        [BROKEN_OUT_DROPPED] = REASON_BIT(REASON_DROPPED)};
 
     __real_fleet_derive_locked(f, u);
     u->out &= ~forgotten[broken];
@@ -207,5 +208,6 @@ bool __wrap_fleet_needs(struct fleet *f, struct upstream *upstream, enum fleet_n
 {
     return !(broken == BROKEN_ROW_CACHES && which == NEED_CACHES) &&
            !(broken == BROKEN_ROW_ADAPTERS && which == NEED_ADAPTERS) &&
+           !(broken == BROKEN_ROW_NAME && which == NEED_NAME) &&
            __real_fleet_needs(f, upstream, which);
 }

@@ -116,6 +116,8 @@ void check_token(struct engine *g, bool held)
 
     if (!is_known(g) || (held && (g->stray == g->process || has_left(g))))
         return;
+    if (version == TORN && held && g->dropped)
+        return; /* a sleep of level 2 ends what it holds, or spoils it */
     if (version == TORN)
         check_fail("I8: %s makes tokens of weights of no version", name_of(g));
     else if (engine_overwrites(g) && fleet != TORN && version > fleet)

@@ -219,7 +219,7 @@ enum failure world_at_turn(struct engine *g, enum api_op op)
         return cfg->failure;
     }
     if (cfg->seed != 0 && cfg->event_percent > 0 && sched_draw(1000) < cfg->event_percent)
-        world_happens((enum event)(1 + sched_draw(EVENTS - 1)), g);
+        world_happens((enum event)(1 + sched_draw(cfg->n_events - 1)), g);
     if (!sched_chance(cfg->fail_percent))
         return FAIL_NOT;
     (void)op;
@@ -255,6 +255,14 @@ static void run_asks(void)
             check_fail("I10: requests wait, and nothing will happen");
 }
 
+static bool has_the_name(const struct engine *g)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(world.fleet, &stats);
+    return strcmp(g->label, stats.label) == 0;
+}
+
 /* @pushed  and has no update open: an earlier one is closed by the next at the latest; that of a
  *          baton before, unless it was begun before the baton was removed */
 static bool is_right(const struct engine *g, bool pushed)
@@ -265,7 +273,7 @@ static bool is_right(const struct engine *g, bool pushed)
         return true;
     return fleet_serves(world.fleet, u) && engine_runs(g) &&
            !(g->open && (pushed || (!engine_overwrites(g) && !g->was_removed))) &&
-           engine_version(g) == world_version() && world_label(g->label) == world_version();
+           engine_version(g) == world_version() && has_the_name(g);
 }
 
 static bool all_are_right(bool pushed)
@@ -289,6 +297,8 @@ static bool needs_push(const struct upstream *u)
 {
     unsigned by_push = OUT_WRONG_WEIGHTS | REASON_BIT(REASON_ASLEEP) | REASON_BIT(REASON_DOWN);
 
+    if (fleet_awaits_name(u)) /* it has the version, and is given its last name */
+        by_push &= ~REASON_BIT(REASON_OTHER_WEIGHTS);
     return (u->out & by_push) != 0;
 }
 

@@ -47,7 +47,10 @@ enum event {
     EVENT_SECOND_UPDATE,
     EVENT_ADAPTER,
     EVENT_ABORT_REQUESTS,
-    EVENTS
+    EVENT_RENAME,
+    EVENT_SLEEP_2, /* of level 2: weights are dropped */
+    EVENTS,
+    EVENTS_FIRST = EVENT_RENAME
 };
 
 enum scenario { UPDATE, UPDATE_OF_TWO, PAUSE, SLEEP, JOIN, LEAVE, ADAPTER, SCENARIOS };
@@ -65,6 +68,7 @@ struct world_cfg {
     size_t min_ready; /* 0: all */
     bool recomputes, pause_fenced;
     unsigned fail_percent, yield_percent, event_percent;
+    unsigned n_events; /* the first of them that may happen */
 
     uint64_t at_turn; /* then this happens, or this failure; 0: never */
     enum event event;
@@ -87,7 +91,8 @@ extern struct world {
     uint64_t first_byte[TARGETS_MAX]; /* turn */
     int newest;                       /* version that clients have seen */
     uint64_t serial;                  /* the highest */
-    int adapter, n_adapters;          /* the revision that the fleet has for certain; 0: none */
+    int n_names;
+    int adapter, n_adapters; /* the revision that the fleet has for certain; 0: none */
     unsigned n_wakes; /* that a trainer has asked for: a client's own goes to all that may sleep */
     unsigned n_loads; /* under way, as those */
     bool adapter_unsure;
