@@ -292,6 +292,7 @@ void __wrap_id_make(char out[ID_LEN + 1])
 
 __typeof__(mtx_lock) __wrap_mtx_lock, __real_mtx_lock;
 __typeof__(mtx_unlock) __wrap_mtx_unlock, __real_mtx_unlock;
+__typeof__(mtx_lock_by) __wrap_mtx_lock_by, __real_mtx_lock_by;
 __typeof__(cnd_wait) __wrap_cnd_wait;
 __typeof__(cnd_signal) __wrap_cnd_signal;
 __typeof__(cnd_broadcast) __wrap_cnd_broadcast;
@@ -300,6 +301,14 @@ void __wrap_mtx_lock(struct mtx *m)
 {
     __real_mtx_lock(m);
     s.n_locks++;
+}
+
+int __wrap_mtx_lock_by(struct mtx *m, uint64_t deadline_us, struct err *e)
+{
+    int rc = __real_mtx_lock_by(m, deadline_us, e);
+
+    s.n_locks += rc == 0;
+    return rc;
 }
 
 void __wrap_mtx_unlock(struct mtx *m)
