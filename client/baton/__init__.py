@@ -31,6 +31,7 @@ key. One with TLS is an https:// URL; SSL_CERT_FILE names a certificate that the
 know.
 """
 
+from . import types
 from .attached import Attached, attach
 from .connection import request
 from .errors import BatonError, InputError
@@ -40,12 +41,13 @@ from .ready import wait_ready
 from .replay import ReplayBlock, cut_routed_experts, decode_routed_experts
 from .rollouts import Rollouts, assemble_rollouts, read_rollouts, rollouts, stream_rollouts
 from .tensors import DTYPES, Tensor, checksum, load_file, plan_digest
-from .update import Update, push
+from .types import Update
+from .update import push
 
 __version__ = "0.1.0"  # that of CMakeLists.txt; a test compares
 
 __all__ = ["BatonError", "InputError", "Tensor", "Update", "push", "join", "Group", "attach",
            "Attached", "wait_ready", "request", "load_file", "checksum", "gpu_checksums",
            "plan_digest", "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "Rollouts",
-           "rollouts", "stream_rollouts", "read_rollouts", "assemble_rollouts", "DTYPES",
+           "rollouts", "stream_rollouts", "read_rollouts", "assemble_rollouts", "DTYPES", "types",
            "__version__"]

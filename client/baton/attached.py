@@ -7,12 +7,13 @@ import os
 import secrets
 import threading
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Optional, cast
 
 from .connection import ask
 from .errors import BatonError
 from .gpu import torch_with_cuda
 from .tensors import CANONICAL, DTYPES
+from .types import Handles, Lease
 
 
 def _strides(shape):
@@ -105,11 +106,13 @@ class Attached:
     weight_version, serial, boot_id, lease_id
     """
 
-    def __init__(self, url, device=None, lease_s=60, timeout=600.0):
+    def __init__(self, url: str, device: Any = None, lease_s: int = 60, timeout: float = 600.0):
         torch_with_cuda("attach")
-        self._url, self._timeout, self._lost = url, timeout, None
+        self._url, self._timeout = url, timeout
+        self._lost: Optional[BatonError] = None
         self._stop = threading.Event()
-        answer = ask(url, "GET", f"/v1/weights/handles?lease_s={int(lease_s)}", timeout=timeout)
+        answer = cast(Handles, ask(url, "GET", f"/v1/weights/handles?lease_s={int(lease_s)}",
+                                   timeout=timeout))
         self.lease_id, self.lease_s = answer["lease_id"], answer["lease_s"]
         self.weight_version, self.serial = answer["weight_version"], answer["serial"]
         self.boot_id, self.aliases = answer["boot_id"], answer.get("aliases", {})
@@ -128,14 +131,14 @@ class Attached:
             raise self._lost
         return self._tensors
 
-    def renew(self, lease_s=None):
+    def renew(self, lease_s: Optional[int] = None) -> Lease:
         """Ask for lease_s seconds from now (None: as many as before)."""
-        body = {"lease_id": self.lease_id}
+        body: Dict[str, Any] = {"lease_id": self.lease_id}
         if lease_s is not None:
             body["lease_s"] = int(lease_s)
         asked = time.monotonic()
-        answer = ask(self._url, "POST", "/v1/weights/handles/renew", body,
-                         timeout=min(self._timeout, self.lease_s))
+        answer = cast(Lease, ask(self._url, "POST", "/v1/weights/handles/renew", body,
+                                 timeout=min(self._timeout, self.lease_s)))
         self.lease_s = answer["lease_s"]
         self._until = asked + self.lease_s
         return answer

@@ -6,7 +6,7 @@ import base64
 import itertools
 import threading
 import time
-from typing import Any, List, Optional, Union
+from typing import Any, Generic, List, Optional, Union, overload
 
 from .calls import (ASK_S_MAX, Call, LOOK_S_MAX, answers_of, answers_of_all, raise_failed,
                     wait_until)
@@ -17,7 +17,8 @@ from .nccl import LEAVE_S, Nccl
 from .progress import Watch
 from .success import check_open
 from .tensors import plan_digest
-from .update import push
+from .types import Update
+from .update import Answer, push
 
 REASON_S = 2.0  # how much later than NCCL a server may say what went wrong
 
@@ -64,13 +65,13 @@ def _nccl_of(status):
         return {}, 0  # in front of engines without --stage
 
 
-class Group:
+class Group(Generic[Answer]):
     """Rank 0 of an NCCL group; the other ranks are the GPUs of one baton server or several, which
     join() invited. Every wait has an end. Whatever fails once a broadcast may have been entered
     ends the group, and every later push says so: another join() is needed. What a server refuses
     before that leaves the group as it is.
 
-    url          as join() was given it
+    url          as join() was given it; of a list of servers push() returns a list
     world_size   all ranks, this one counted
     nccl_version, library   of this process
     """
@@ -165,7 +166,7 @@ class Group:
 
         wait_until(reached, calls, deadline, what)
 
-    def push(self, tensors: Any, **options: Any) -> Any:
+    def push(self, tensors: Any, **options: Any) -> Answer:
         """push(tensors, via="nccl", group=this, ...), to all servers of the group."""
         return push(tensors, via="nccl", group=self, **options)
 
@@ -384,15 +385,25 @@ class Group:
         for call in gone:
             call.join(LEAVE_S)  # a server that does not answer has left, or finds out by itself
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Group[Answer]:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
 
 
+@overload
+def join(url: str, device: Any = ..., library: Optional[str] = ...,
+         timeout: float = ...) -> Group[Update]: ...
+
+
+@overload
+def join(url: List[str], device: Any = ..., library: Optional[str] = ...,
+         timeout: float = ...) -> Group[List[Update]]: ...
+
+
 def join(url: Union[str, List[str]], device: Any = None, library: Optional[str] = None,
-         timeout: float = 60.0) -> Group:
+         timeout: float = 60.0) -> Any:
     """Form an NCCL group of this process's GPU, rank 0, and the GPUs of one or several servers;
     returns a Group, to be used in a with. NCCL must be able to connect both ways.
 

@@ -16,9 +16,10 @@ import binascii
 import io
 import math
 import operator
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .errors import InputError
+from .types import ReplayLayout
 
 CONTEXT_MAX, BLOCKS_MAX, MULTIPLE_MAX = 256, 4096, 1 << 20  # as the server's
 DTYPES = ("uint8", "int16", "uint16", "int32")
@@ -70,7 +71,7 @@ def decode_routed_experts(value: Any, num_layers: Optional[int] = None, top_k: O
     return _compact(numpy, _join(numpy, earlier, _integers(numpy, found), start))
 
 
-def cut_routed_experts(routes: Any, layout: Mapping[str, Any], num_layers: int,
+def cut_routed_experts(routes: Any, layout: Union[ReplayLayout, Mapping[str, Any]], num_layers: int,
                        sparse_layers: Optional[Iterable[int]] = None,
                        length: Optional[int] = None) -> List[ReplayBlock]:
     """The blocks of all ranks: those of pipeline rank 0 first, in the order of their context ranks.

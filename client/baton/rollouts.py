@@ -18,11 +18,12 @@ import math
 import operator
 import struct
 import warnings
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .connection import decode_json, open_answer, request
 from .errors import BatonError, InputError
 from .replay import decode_routed_experts
+from .types import Generated, RolloutStep, SamplingParams
 
 KEY = "baton.rollouts"
 FORMAT = 1  # of the metadata; docs/rollouts.md
@@ -33,10 +34,12 @@ LAYOUTS = ("left_padded", "tight")
 REPLIES = "the JSON reply of /v1/generate or of vLLM's /inference/v1/generate"
 FINISH_REASONS = [None, "stop", "length", "abort", "error", "repetition"]  # the last one is vLLM's
 LOGPROB_MIN = -9999.0
+Sampling = Union[SamplingParams, Mapping[str, Any]]
+Steps = Sequence[Union[RolloutStep, Mapping[str, Any]]]
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 
 
-class Rollouts(Mapping):
+class Rollouts(Mapping[str, Any]):
     """The arrays of one batch, by name, and its metadata."""
 
     def __init__(self, arrays: Dict[str, Any], metadata: Dict[str, Any]):
@@ -152,7 +155,7 @@ def _body(prompts, sampling_params, options):
     return body
 
 
-def rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Mapping[str, Any],
+def rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Sampling,
              timeout: float = 3600.0, **options: Any) -> Rollouts:
     """n samples of each prompt, as one batch.
 
@@ -190,7 +193,7 @@ def _frames(answer):
         yield _read(_exactly(answer, n))
 
 
-def stream_rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Mapping[str, Any],
+def stream_rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Sampling,
                     timeout: float = 3600.0, **options: Any) -> Iterator[Rollouts]:
     """The same, each group as a batch of its own, in the order in which they end:
     batch["groups"] has its place in the request.
@@ -234,7 +237,7 @@ def _sequences(prompts, replies):
     return n.pop()
 
 
-def check_steps(steps: Sequence[Mapping[str, Any]], n_prompts: int) -> List[Tuple[int, int]]:
+def check_steps(steps: Steps, n_prompts: int) -> List[Tuple[int, int]]:
     """The prompts [begin, end) of each trajectory. Raises InputError, with the server's param, for
     an order that a trainer could not use: steps of one trajectory are adjacent and ascend by 1."""
     if len(steps) != n_prompts:
@@ -374,9 +377,10 @@ def _routes_shape(numpy, rows, n_experts):
     return of.shape[1], of.shape[2], numpy.dtype(dtype)
 
 
-def assemble_rollouts(prompts: Sequence[Sequence[int]], replies: Sequence[Mapping[str, Any]],
+def assemble_rollouts(prompts: Sequence[Sequence[int]],
+                      replies: Sequence[Union[Generated, Mapping[str, Any]]],
                       layout: str = "left_padded", sequence_multiple: int = 1,
-                      pad_token_id: int = 0, steps: Optional[Sequence[Mapping[str, Any]]] = None,
+                      pad_token_id: int = 0, steps: Optional[Steps] = None,
                       return_routed_experts: bool = False,
                       n_experts: Optional[int] = None) -> Rollouts:
     """The batch of JSON replies, one for each prompt, each with n choices, as /v1/generate and

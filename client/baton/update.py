@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any, Callable, Dict, List, Optional, TypedDict, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar, Union, overload
 
 from .connection import is_local, url_list
 from .errors import BatonError, InputError
@@ -15,29 +15,14 @@ from .ipc import by_ipc, exports_plainly, has_gpus
 from .progress import Bar, show_warnings
 from .several import push_several
 from .tensors import as_pairs, as_tensors, load_file
+from .types import Update
 
+if TYPE_CHECKING:
+    from .group import Group
+
+Answer = TypeVar("Answer", Update, List[Update])
+Progress = Union[bool, Callable[[int, int], None], None]
 WAYS = ("auto", "ipc", "nccl", "shm", "body", "path")
-
-
-class Update(TypedDict, total=False):
-    """What the server says of an update; openapi/baton.yaml has all members. One that is committed
-    has the first five."""
-    update_id: str
-    phase: str  # committed; with update_id also open, receiving, verifying, verified
-    serial: Optional[int]
-    weight_version: Optional[str]
-    nbytes_done: int
-    nbytes_total: int
-    n_tensors_done: int
-    n_tensors_total: int
-    n_missing: int
-    missing: List[str]
-    partial: bool
-    boot_id: str
-    changes: Optional[Dict[str, Any]]
-    senders: List[Dict[str, Any]]
-    upstreams: List[Dict[str, Any]]
-    timing: Dict[str, float]
 
 
 def _is_path(tensors):
@@ -94,26 +79,33 @@ def _check(url, via, group, update_id, trainer_rank, placement):
 
 @overload
 def push(tensors: Any, url: str, via: str = ..., weight_version: Optional[str] = ...,
-         checksums: bool = ..., partial: bool = ...,
-         convert: bool = ..., update_id: Union[str, List[str], None] = ...,
-         progress: Union[bool, Callable[[int, int], None], None] = ..., timeout: float = ...,
-         bucket_nbytes: int = ..., placement: Optional[str] = ...,
-         group: Any = ..., trainer_rank: Optional[int] = ...) -> Update: ...
+         checksums: bool = ..., partial: bool = ..., convert: bool = ...,
+         update_id: Union[str, List[str], None] = ..., progress: Progress = ...,
+         timeout: float = ..., bucket_nbytes: int = ..., placement: Optional[str] = ...,
+         group: Optional[Group[Update]] = ..., trainer_rank: Optional[int] = ...) -> Update: ...
 
 
 @overload
-def push(tensors: Any, url: Optional[List[str]] = ..., via: str = ...,
-         weight_version: Optional[str] = ..., checksums: bool = ..., partial: bool = ...,
-         convert: bool = ..., update_id: Union[str, List[str], None] = ...,
-         progress: Union[bool, Callable[[int, int], None], None] = ..., timeout: float = ...,
-         bucket_nbytes: int = ..., placement: Optional[str] = ...,
-         group: Any = ..., trainer_rank: Optional[int] = ...) -> Any: ...
+def push(tensors: Any, url: List[str], via: str = ..., weight_version: Optional[str] = ...,
+         checksums: bool = ..., partial: bool = ..., convert: bool = ...,
+         update_id: Union[str, List[str], None] = ..., progress: Progress = ...,
+         timeout: float = ..., bucket_nbytes: int = ..., placement: Optional[str] = ...,
+         group: Optional[Group[List[Update]]] = ...,
+         trainer_rank: Optional[int] = ...) -> List[Update]: ...
+
+
+@overload
+def push(tensors: Any, url: None = ..., via: str = ..., weight_version: Optional[str] = ...,
+         checksums: bool = ..., partial: bool = ..., convert: bool = ...,
+         update_id: Union[str, List[str], None] = ..., progress: Progress = ...,
+         timeout: float = ..., bucket_nbytes: int = ..., placement: Optional[str] = ...,
+         *, group: Group[Answer], trainer_rank: Optional[int] = ...) -> Answer: ...
 
 
 def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto",
          weight_version: Optional[str] = None, checksums: bool = True, partial: bool = False,
          convert: bool = False, update_id: Union[str, List[str], None] = None,
-         progress: Union[bool, Callable[[int, int], None], None] = None, timeout: float = 600.0,
+         progress: Progress = None, timeout: float = 600.0,
          bucket_nbytes: int = 1 << 30, placement: Optional[str] = None,
          group: Any = None, trainer_rank: Optional[int] = None) -> Any:
     """Push one whole update and return the server's update object.
