@@ -113,18 +113,23 @@ const struct member sampling_rows[] = {
 /* Layers are counted by the model: their limits are checked by the parser. */
 const struct member replay_layout_rows[] = {
     {"pipeline_parallel_size", M_INT, .min = 1, .flags = M_REQUIRED,
-     .doc = "stages; at most the layers of the model"},
+     .doc = "stages that share the model's layers, dense ones included: consecutive layers each; "
+            "at most as many as the model has layers"},
     {"context_parallel_size", M_INT, .min = 1, .max = REPLAY_CONTEXT_MAX, .flags = M_REQUIRED,
-     M_IN(struct replay_layout, n_contexts)},
+     M_IN(struct replay_layout, n_contexts),
+     .doc = "ranks that share the positions of a sequence: of twice as many chunks of one length, "
+            "rank r has chunk r and chunk `2 * context_parallel_size - 1 - r`, in this order"},
     {"num_layers_in_first_pipeline_stage", M_INT, .min = 1,
-     .doc = "the stages without a number share the other layers evenly"},
-    {"num_layers_in_last_pipeline_stage", M_INT, .min = 1},
+     .doc = "layers of the first stage; the stages without a number share the rest evenly, at "
+            "least one layer each, or the request is a 400 with the numbers"},
+    {"num_layers_in_last_pipeline_stage", M_INT, .min = 1, .doc = "the same of the last stage"},
     {"num_leading_dense_layers", M_INT, .min = 0,
-     .doc = "if given, exactly these layers of the model must be dense"},
+     .doc = "the model's own layers decide; if given, exactly so many first ones must be dense"},
     {"sequence_multiple", M_INT, .min = 1, .max = REPLAY_MULTIPLE_MAX,
      M_IN(struct replay_layout, sequence_multiple),
-     .doc = "of the padded length; a multiple of 2 * context_parallel_size, which is the default "
-            "(1 for one context rank)"},
+     .doc = "the padded length of a sequence is a multiple of it. It is a multiple of `2 * "
+            "context_parallel_size`, which is the default (1 for one context rank); trainers with "
+            "tensor parallelism use that times its size"},
     {0},
 };
 

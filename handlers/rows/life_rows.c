@@ -61,9 +61,13 @@ static int check_owner(const char *owner, const char *field, struct err *e)
 
 const struct member pause_members[] = {
     {"mode", M_STRING, M_IN(struct pause_input, mode), .def = "keep",
-     M_WORDS("keep", "wait", "abort")},
+     M_WORDS("keep", "wait", "abort"),
+     .doc = "`keep`: generations freeze between two tokens and go on at the resume. `wait`: the "
+            "answer comes when all have ended. `abort`: all end with their tokens so far"},
     {"new_requests", M_STRING, M_IN(struct pause_input, new_requests), .def = "queue",
-     M_WORDS("queue", "reject")},
+     M_WORDS("queue", "reject"),
+     .doc = "`queue`: later requests wait, within the usual bound. `reject`: they get a 503 that "
+            "names the pause"},
     {"lease_s", M_INT, M_IN(struct pause_input, lease_s), .min = 1, .max = PAUSE_LEASE_S_MAX,
      .doc = "the pause ends by itself this long after its acknowledgement; default: never"},
     {"timeout_s", M_INT, M_IN(struct pause_input, timeout_s), .min = 1, .max = PAUSE_TIMEOUT_S_MAX,

@@ -157,7 +157,8 @@ const struct member update_start_members[] = {
             "its owner stays where it came."},
     {"", M_ROWS_IN(selector_rows, struct update_start_request, selector)},
     {"lease_s", M_INT, M_IN(struct update_start_request, lease_s), .min = 1,
-     .max = UPDATE_LEASE_S_MAX, .def = "60"},
+     .max = UPDATE_LEASE_S_MAX, .def = "60",
+     .doc = "seconds; each request of the session renews it, and its end aborts the session"},
     {"trainer_ranks", M_INT, M_IN(struct update_start_request, trainer_ranks), .min = 1,
      .max = UPDATE_TRAINER_RANKS_MAX,
      .doc = "So many ranks of the trainer send tensors: each request names its `trainer_rank`, and "
