@@ -104,7 +104,7 @@ int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct
     (void)x;
     return kwargs_of(&kwargs, *body, e) != 0
                ? -1
-               : dialect_translate(body, kwargs, skyrl_kwargs_rows, 0, e);
+               : dialect_translate(body, kwargs, skyrl_finish_rows, 0, e);
 }
 
 /* The caller has frozen the running requests. The KV cache is in host memory already, so offload_kv
@@ -133,7 +133,7 @@ int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct e
     (void)x;
     return kwargs_of(&kwargs, *body, e) != 0
                ? -1
-               : dialect_translate(body, kwargs, skyrl_kwargs_rows, 0, e);
+               : dialect_translate(body, kwargs, skyrl_wake_rows, 0, e);
 }
 
 /* vLLM passes args to the method of checkpoint-engine's worker. Its only argument, zmq_handles,

@@ -8,7 +8,7 @@
 #include "handlers/dialect.h"
 
 extern const struct member skyrl_rpc_members[];
-extern const struct member skyrl_info_rows[], skyrl_kwargs_rows[];
+extern const struct member skyrl_info_rows[], skyrl_finish_rows[], skyrl_wake_rows[];
 extern const struct member skyrl_lora_members[];
 extern const struct member skyrl_generate_members[];
 extern const struct member skyrl_fetch_members[], skyrl_session_query[];
@@ -60,13 +60,13 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
                   .translated_members = update_members, .error_members = skyrl_info_rows,          \
                   .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_nccl_request), \
         SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", OPERATION_UPDATE_FINISH,         \
-                  .translated_members = update_finish_members, .error_members = skyrl_kwargs_rows, \
+                  .translated_members = update_finish_members, .error_members = skyrl_finish_rows, \
                   .error_at = "/kwargs", .translate_request = skyrl_rpc_finish_request),           \
         SKYRL_RPC("skyrlRpcSleep", "skyrl_sleep_for_weight_sync", OPERATION_SLEEP,                 \
                   .translated_members = sleep_members,                                             \
                   .translate_request = skyrl_rpc_sleep_request),                                   \
         SKYRL_RPC("skyrlRpcWake", "skyrl_wake_for_weight_sync", OPERATION_WAKE,                    \
-                  .translated_members = wake_members, .error_members = skyrl_kwargs_rows,          \
+                  .translated_members = wake_members, .error_members = skyrl_wake_rows,            \
                   .error_at = "/kwargs", .translate_request = skyrl_rpc_wake_request),             \
         SKYRL_RPC("checkpointEngineRpc", "update_weights_from_ipc", OPERATION_UPDATE_ZMQ,          \
                   .translated_members = update_zmq_members,                                        \

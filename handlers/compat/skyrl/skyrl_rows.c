@@ -57,9 +57,14 @@ const struct member skyrl_info_rows[] = {
     {0},
 };
 
-/* kwargs of the other methods. */
-const struct member skyrl_kwargs_rows[] = {
-    {"weight_version", M_STRING, .ours = M_SAME, .doc = "Of skyrl_finish_weight_update"},
-    {"tags", M_ARRAY, .items = M_STRING, .ours = M_SAME, .doc = "Of skyrl_wake_for_weight_sync"},
+/* kwargs of skyrl_finish_weight_update. */
+const struct member skyrl_finish_rows[] = {
+    {"weight_version", M_STRING, .ours = M_SAME},
+    {0},
+};
+
+/* kwargs of skyrl_wake_for_weight_sync. */
+const struct member skyrl_wake_rows[] = {
+    {"tags", M_ARRAY, .items = M_STRING, .ours = M_SAME},
     {0},
 };
