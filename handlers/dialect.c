@@ -170,32 +170,30 @@ int dialect_request(json_t **body, const struct http_request *x, const struct ro
     return route->translate_request(body, x, e) != 0 ? -1 : check_translated(*body, route, e);
 }
 
-int dialect_set(json_t *body, const char *member, json_t *value, struct err *e)
+static int set_member(json_t *body, const char *member, json_t *value, struct err *e)
 {
     if (json_object_set_new(body, member, value) == 0)
         return 0;
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-/* Puts the value (stolen) at `place`: a name, or one inside of an array or an object: "list/0",
- * "config/r". */
-static int put_at(json_t *made, const char *place, json_t *value, struct err *e)
+int dialect_set(json_t *body, const char *place, json_t *value, struct err *e)
 {
     const char *slash = strchr(place, '/');
     char outer[UNKNOWN_NAME_MAX];
     json_t *config;
 
     if (slash == NULL)
-        return dialect_set(made, place, value, e);
+        return set_member(body, place, value, e);
     (void)snprintf(outer, sizeof outer, "%.*s", (int)(slash - place), place);
     if (strcmp(slash, "/0") == 0)
-        return dialect_set(made, outer, json_pack("[o]", value), e);
-    config = json_object_get(made, outer);
-    if (config == NULL && dialect_set(made, outer, config = json_object(), e) != 0) {
+        return set_member(body, outer, json_pack("[o]", value), e);
+    config = json_object_get(body, outer);
+    if (config == NULL && set_member(body, outer, config = json_object(), e) != 0) {
         json_decref(value);
         return -1;
     }
-    return dialect_set(config, slash + 1, value, e);
+    return set_member(config, slash + 1, value, e);
 }
 
 int dialect_translate(json_t **body, const json_t *from, const struct member *rows, unsigned flags,
@@ -209,7 +207,7 @@ int dialect_translate(json_t **body, const json_t *from, const struct member *ro
 
         if (value == NULL || m->ours == NULL || (m->flags & flags) != flags)
             continue;
-        rc = put_at(made, m->ours[0] != '\0' ? m->ours : m->name, json_incref(value), e);
+        rc = dialect_set(made, m->ours[0] != '\0' ? m->ours : m->name, json_incref(value), e);
     }
     if (rc != 0) {
         json_decref(made);

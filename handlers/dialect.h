@@ -54,8 +54,10 @@ uint64_t dialect_n_unknown(enum route_dialect d);
 
 /* Helpers of the translations. Without memory they return -1, with e set if there is one. */
 
-/* dialect_set - body[member] = value (stolen, NULL: no memory). */
-int dialect_set(json_t *body, const char *member, json_t *value, struct err *e);
+/* dialect_set - put a value (stolen, NULL: no memory) into the body.
+ * @place  a name, or a place in an array or an object, which is made if it is not there: "list/0",
+ *         "config/r" */
+int dialect_set(json_t *body, const char *place, json_t *value, struct err *e);
 
 /* dialect_translate - replace *body by a new object with the members of `from` that have a native
  * place (`ours` of their rows), there (by reference). null is left out.

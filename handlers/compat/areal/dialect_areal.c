@@ -150,8 +150,7 @@ int areal_lora_tensors_request(json_t **body, const struct http_request *x, stru
         return -1;
     names = plain_names(json_object_get(*body, "names"));
     if (dialect_request_plain(body, x, e) != 0 ||
-        dialect_set(json_object_get(*body, "adapter_config"), "peft_type", json_string("LORA"),
-                    e) != 0 ||
+        dialect_set(*body, "adapter_config/peft_type", json_string("LORA"), e) != 0 ||
         dialect_set(*body, "names", json_incref(names), e) != 0 ||
         dialect_set(*body, "transport", json_string("nccl"), e) != 0 ||
         dialect_set(*body, "load_inplace", json_true(), e) != 0) {

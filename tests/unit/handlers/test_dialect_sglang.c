@@ -176,6 +176,12 @@ static void test_areal_in(void **state)
          "\"transport\":\"nccl\",\"adapter_config\":{\"r\":8,\"lora_alpha\":16,\"bias\":\"none\","
          "\"target_modules\":[\"q_proj\"],\"peft_type\":\"LORA\"}}",
          NULL, NULL},
+        {areal_lora_tensors_request,
+         "{\"names\":[\"x\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"lora_name\":\"a\"}",
+         "{\"names\":[\"x\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"lora_name\":\"a\","
+         "\"load_inplace\":true,\"transport\":\"nccl\",\"adapter_config\":{\"peft_type\":\"LORA\"}"
+         "}",
+         NULL, NULL},
     };
 
     (void)state;
