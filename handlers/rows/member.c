@@ -169,7 +169,7 @@ static int64_t max_of(const struct member *m)
 static int check_real(double v, const struct member *m, const char *at, struct err *e)
 {
     bool above = (m->flags & M_ABOVE) != 0, limited = above || m->min != 0 || m->max != 0;
-    double min = (double)m->min, max = (double)max_of(m);
+    double min = (double)m->min, max = m->max != 0 ? (double)m->max : HUGE_VAL;
     char field[ERR_FIELD_MAX];
 
     if (!limited || ((above ? v > min : v >= min) && v <= max))

@@ -22,7 +22,7 @@ struct request {
     bool fast, order_given;
     uint32_t few;
     uint64_t many;
-    double ratio;
+    double ratio, scale;
     float share;
     const json_t *list;
     struct inner inner;
@@ -48,6 +48,7 @@ static const struct member rows[] = {
     {"few", M_INT, M_IN(struct request, few), .flags = M_QUERY, .min = 1, .max = 9},
     {"many", M_INT, M_IN(struct request, many), .flags = M_QUERY, .def = "100"},
     {"ratio", M_NUMBER, M_IN(struct request, ratio), .flags = M_ABOVE, .max = 1, .def = "0.5"},
+    {"scale", M_NUMBER, M_IN(struct request, scale), .flags = M_ABOVE},
     {"share", M_NUMBER, M_IN(struct request, share), .min = -2, .max = 2},
     {"level", M_INT, M_IN(struct request, level), .min = -1},
     {"list", M_ARRAY, M_IN(struct request, list)},
@@ -127,6 +128,8 @@ static void test_member_refusals(void **state)
         {"{'name':'x','many':-1}", "/at/many", "expected 0 to"},
         {"{'name':'x','ratio':0}", "/at/ratio", "above 0"},
         {"{'name':'x','ratio':1.5}", "/at/ratio", "at most 1"},
+        {"{'name':'x','scale':0}", "/at/scale", "it must be a finite number above 0"},
+        {"{'name':'x','scale':1e300}", NULL, NULL},
         {"{'name':'x','share':-2.5}", "/at/share", "share is -2.5; expected -2 to 2"},
         {"{'name':'x','share':1e39}", "/at/share", "out of range of a 32-bit float"},
         {"{'name':'x','share':-2,'level':-1}", NULL, NULL},
