@@ -483,8 +483,7 @@ static bool may_be_broadcast(const struct http_request *x)
     static const char *const others[] = {"\"ipc_handles", "\"metadata_by_gpu\"",
                                          "\"serialized_named_tensors\""};
     const struct route *route = x->route;
-    bool may = route->dialect != DIALECT_NATIVE && route_accepts_nccl(x) &&
-               strcmp(route->pattern, "/update_weights_from_tensor") != 0;
+    bool may = route->dialect != DIALECT_NATIVE && route_accepts_nccl(x);
 
     for (size_t i = 0; x->body_len > 0 && i < sizeof others / sizeof others[0]; i++)
         may = may && memmem(x->body, x->body_len, others[i], strlen(others[i])) == NULL;

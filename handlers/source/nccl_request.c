@@ -137,8 +137,7 @@ bool route_accepts_nccl(const struct http_request *x)
 {
     const struct route *route = x->route;
 
-    return route->translated_members == NULL ||
-           member_find(route->translated_members, "transport", 0) != NULL;
+    return route->translate_request == NULL || route->broadcasts;
 }
 
 void update_refused(struct app *app, const struct http_request *x, const json_t *body,
