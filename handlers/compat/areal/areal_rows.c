@@ -6,6 +6,7 @@ const struct member areal_disk_members[] = {
     {"model_path", M_STRING, .flags = M_REQUIRED, .ours = "path"},
     {"load_format", M_STRING, .def = "auto", M_WORDS("auto", "safetensors")},
     {"abort_all_requests", M_BOOL, .def = "false", .ours = "abort_requests"},
+    {"weight_version", M_STRING, .ours = M_SAME},
     {0},
 };
 

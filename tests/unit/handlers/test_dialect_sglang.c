@@ -164,6 +164,8 @@ static void test_areal_in(void **state)
          "{\"master_address\":\"::1\",\"master_port\":5,\"rank_offset\":1,\"world_size\":2,"
          "\"group_name\":\"g\",\"transport\":\"nccl\"}",
          NULL, NULL},
+        {sglang_disk_request, "{\"model_path\":\"/d\",\"weight_version\":\"v\"}",
+         "{\"path\":\"/d\",\"weight_version\":\"v\"}", "/areal_update_weights", NULL},
         {areal_lora_request, "{\"lora_model_path\":\"/l\",\"lora_name\":\"a\",\"lora_int_id\":1}",
          "{\"lora_name\":\"a\",\"lora_path\":\"/l\",\"load_inplace\":true}", NULL, NULL},
         {areal_lora_tensors_request,
