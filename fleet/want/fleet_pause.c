@@ -231,16 +231,36 @@ static uint64_t left_us(uint64_t deadline_us)
     return deadline_us > now_us ? deadline_us - now_us : 0;
 }
 
+/* An engine whose weights are torn stands still, and what it was asked for is being ended. A pause
+ * that waits would let it run on with those weights: it gets one that aborts instead.
+ * @out  what `args` is for such an engine; @pause  its pause */
+static void abort_on_torn(struct fleet_control *fc, struct fleet_target *targets, size_t n,
+                          struct api_args *out, struct api_pause *pause)
+{
+    struct upstream_info info;
+
+    pause->mode = PAUSE_ABORT;
+    out->pause = pause;
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        if (have_is_broken(&info.have) && !upstream_caps_of(targets[i].upstream)->two_phase)
+            targets[i].args = out;
+    }
+}
+
 static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const struct pausing *p,
                          struct fleet_results *results, struct err *e)
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
+    struct api_pause pause = *p->args->pause;
+    struct api_args args = *p->args;
     size_t n;
     int rc;
 
     if (fleet_reachable_quorum(fc, all, p->args, targets, &n, e) != 0)
         return -1;
+    abort_on_torn(fc, targets, n, &args, &pause);
     for (size_t i = 0; i < n; i++)
         targets[i].until_down = true;
     fleet_suspend_generation_probes(fc, true);

@@ -32,6 +32,18 @@ def torn_and_removed():
         assert f.pauses()[1] and not d.journal("resume"), (f.pauses(), d.journal("resume"))
 
 
+def torn_in_a_pause_that_waits():
+    """What runs in one with half of an update is ended, and does not run on for a pause that waits."""
+    with Fleet(*[WHICH] * 3, min_ready=1) as f:
+        mine = begin(f)
+        f.front.post("/v1/update_weights", dict(f.part(0), **mine))
+        f.front.post("/v1/update_weights/abort", mine)
+        f.front.post("/v1/pause", {"mode": "wait"})
+        for d in f.doubles:
+            assert "mode=abort" in d.journal("pause")[-1]["query"], d.journal("pause")
+        assert all(f.pauses()), f.pauses()
+
+
 def removed_and_gone():
     """A removed one that does not answer keeps neither pauses nor resumes waiting, and is asked once."""
     with Fleet(*[WHICH] * 3, min_ready=1) as f:
@@ -278,6 +290,8 @@ def main():
                  put_to_sleep_by_a_client, started_in_doubt, not_closed, torn_and_removed, removed_and_gone, dropped, fenced_in_an_update, outlived,
                  without_a_wake, late, aborted_while_it_prepares):
         case()
+    if WHICH == "vllm":  # the other has no pause that waits
+        torn_in_a_pause_that_waits()
 
 
 main()
