@@ -115,3 +115,24 @@ json_t *json_parse_file(const char *text, size_t len, size_t flags, json_error_t
     free(wide);
     return root;
 }
+
+json_t *json_copy_all(const json_t *value)
+{
+    json_t *copy = json_copy(json_mutable(value));
+
+    if (json_object_size(copy) == json_object_size(value) &&
+        json_array_size(copy) == json_array_size(value))
+        return copy;
+    json_decref(copy);
+    return NULL;
+}
+
+json_t *json_deep_copy_all(const json_t *value)
+{
+    json_t *copy = json_deep_copy(value);
+
+    if (copy == NULL || json_equal(copy, value))
+        return copy;
+    json_decref(copy);
+    return NULL;
+}

@@ -10,11 +10,17 @@
 #include <stdint.h>
 
 /* json_mutable - the same value, for functions of jansson that take a mutable one and leave its
- * content as it is: json_object_foreach, json_copy, json_incref, json_unpack. */
+ * content as it is: json_object_foreach, json_incref, json_unpack. */
 static inline json_t *json_mutable(const json_t *value)
 {
     return (json_t *)(uintptr_t)value;
 }
+
+/* json_copy_all, json_deep_copy_all - json_copy and json_deep_copy, which leave out members and
+ * elements for which there is no memory, without a word. Returns: new; NULL: no memory, or `value`
+ * is NULL. Threads: any. */
+json_t *json_copy_all(const json_t *value);
+json_t *json_deep_copy_all(const json_t *value);
 
 /* json_parse_init - set jansson's allocator, which the whole process shares. Without this call a
  * lack of memory is recognized only as far as jansson's own error shows it.

@@ -301,7 +301,7 @@ static json_t *with_reasoning(const json_t *message)
     for (size_t i = 0; i < 3 && (reasoning == NULL || json_is_null(reasoning)); i++)
         reasoning = json_object_get(message, names[i]);
     if (reasoning == NULL || json_is_null(reasoning))
-        return json_copy(json_mutable(message));
+        return json_copy_all(message);
     o = json_pack("{s:O}", "thinking", reasoning);
     if (o != NULL && json_object_update(o, json_mutable(message)) == 0 &&
         json_object_set(o, "reasoning_content", json_mutable(reasoning)) == 0)
@@ -353,7 +353,7 @@ static int tag_final(json_t *messages, const json_t *given, struct text *text, s
             if (json_object_get(json_array_get(content, i - 1), "text") != NULL)
                 break;
         }
-        parts = json_deep_copy(content);
+        parts = json_deep_copy_all(content);
         content = i > 0 ? json_object_get(json_array_get(content, i - 1), "text") : NULL;
         rc = json_is_string(content) ? set_tag(json_array_get(parts, i - 1), "text", content) : 0;
         rc = json_object_set_new(message, "content", parts) != 0 ? -1 : rc;

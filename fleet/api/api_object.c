@@ -69,8 +69,7 @@ struct api_object *api_columns_of(const struct api_object *native)
 
 char *api_load_again(const struct api_object *native)
 {
-    json_auto_t *again = api_with(json_copy(json_mutable(native->json)), "load_inplace",
-                                  json_true());
+    json_auto_t *again = api_with(json_copy_all(native->json), "load_inplace", json_true());
 
     (void)json_object_del(again, "if_revision");
     return json_dumps(again, JSON_COMPACT);

@@ -64,7 +64,7 @@ static int set_spliced(const struct api_draft *d, const json_t *ours)
 
 static int set_own_body(const struct api_draft *d, const char *update_id)
 {
-    json_auto_t *body = with_ours(d->own != NULL ? json_copy(json_mutable(d->own)) : own_body(d), d,
+    json_auto_t *body = with_ours(d->own != NULL ? json_copy_all(d->own) : own_body(d), d,
                                   update_id);
     json_auto_t *ours = with_ours(json_object(), d, update_id);
     size_t n = json_object_size(d->own), n_ours = json_object_size(ours);

@@ -177,7 +177,7 @@ static json_t *engine_body(const json_t *body, json_t *start)
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
                                          "abort_requests"};
     const char *names[MEMBER_NAMES_MAX];
-    json_t *bare = json_copy(json_mutable(body));
+    json_t *bare = json_copy_all(body);
 
     for (size_t i = 0; bare != NULL && i < sizeof fleets / sizeof fleets[0]; i++)
         (void)json_object_del(bare, fleets[i]);

@@ -1,6 +1,7 @@
 /* An update of the fleet as JSON: the members of a baton's own update, as one of the engines
  * reports them, with the fleet's members put over them, and each engine's result. */
 #include "base/clock.h"
+#include "base/json_parse.h"
 #include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
@@ -84,7 +85,8 @@ static int put_defaults(json_t *reply)
 
 static json_t *session_json(const struct app *app, const struct fleet_session *s)
 {
-    json_t *reply = s->report != NULL ? json_deep_copy(api_object_json(s->report)) : json_object();
+    json_t *reply = s->report != NULL ? json_deep_copy_all(api_object_json(s->report))
+                                      : json_object();
     double left_s = fleet_session_is_open(s) ? (double)lease_timer_left_us(&s->lease) / 1e6 : 0;
     json_t *own = json_pack(
         "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id, "phase",
@@ -129,8 +131,8 @@ json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
     details = json_pack(
         "{s:s, s:s, s:o, s:o*, s:o*}", "update_id", copy->id, "phase",
         update_phase_name(copy->phase), "upstreams", parts_json(app, copy), "n_missing",
-        json_deep_copy(json_object_get(api_object_json(copy->report), "n_missing")), "missing",
-        json_deep_copy(json_object_get(api_object_json(copy->report), "missing")));
+        json_deep_copy_all(json_object_get(api_object_json(copy->report), "n_missing")), "missing",
+        json_deep_copy_all(json_object_get(api_object_json(copy->report), "missing")));
     fleet_unref(app->fleet->control, copy);
     return details;
 }

@@ -25,7 +25,7 @@ static int sampling_of(json_t **out, const json_t *body, bool logprobs, uint32_t
     if (n_top != 0 && !logprobs)
         return err_set(e, ERR_BAD_REQUEST, "/top_logprobs",
                        "top_logprobs are given, but 'logprobs' is not true");
-    o = json_copy(json_mutable(body));
+    o = json_copy_all(body);
     if (o == NULL ||
         json_object_set_new(o, "logprobs",
                             logprobs ? json_integer((json_int_t)n_top) : json_null()) != 0 ||

@@ -296,7 +296,7 @@ static int parse_messages(struct chat_request *c, const json_t *messages,
     if (n == 0 || n > CHAT_MESSAGES_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/messages", "%zu messages; expected 1 to %d", n,
                        CHAT_MESSAGES_MAX);
-    c->messages = json_deep_copy(messages);
+    c->messages = json_deep_copy_all(messages);
     if (c->messages == NULL)
         return no_memory(e);
     for (size_t i = 0; i < n; i++) {

@@ -172,7 +172,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
     op->no_output = op->echo && json_is_integer(max) && json_integer_value(max) == 0;
     if (!op->no_output)
         return completions_parse_sampling(op, body, e);
-    one = json_copy(json_mutable(body));
+    one = json_copy_all(body);
     if (one == NULL || json_object_set_new(one, "max_tokens", json_integer(1)) != 0)
         rc = err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     else

@@ -96,7 +96,7 @@ static int flatten(json_t *flat, const char *member, uint32_t n_prompts, struct 
 
 static int flatten_all(json_t **out, const json_t *body, uint32_t n_prompts, struct err *e)
 {
-    json_t *flat = json_copy(json_mutable(body));
+    json_t *flat = json_copy_all(body);
 
     if (flat == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");

@@ -1,6 +1,8 @@
 /* SGLang's routes for information about the server, made from the status. */
 #include "handlers/compat/sglang/dialect_sglang.h"
 
+#include "base/json_parse.h"
+
 #include "memory/dtype.h"
 
 #include <stdio.h>
@@ -98,7 +100,7 @@ int sglang_load_response(json_t **reply, const struct http_request *x)
 
 int sglang_loads_response(json_t **reply, const struct http_request *x)
 {
-    json_t *load = load_json(*reply), *made = json_deep_copy(load);
+    json_t *load = load_json(*reply), *made = json_deep_copy_all(load);
     json_t *version = json_object_get(*reply, "version");
 
     (void)x;

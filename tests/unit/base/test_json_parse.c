@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -59,10 +60,57 @@ static void test_json_parse_file_takes_integers_of_any_size(void **state)
     json_decref(v);
 }
 
+static unsigned n_left; /* allocations that succeed */
+
+static void *limited(size_t size)
+{
+    if (n_left == 0)
+        return NULL;
+    n_left--;
+    return malloc(size);
+}
+
+static void check_copies(json_t *(*copy)(const json_t *), const json_t *value)
+{
+    json_t *made = NULL;
+
+    for (unsigned n = 0; made == NULL; n++) {
+        assert_true(n < 1000);
+        n_left = n;
+        made = copy(value);
+        n_left = 1000000;
+        assert_true(made == NULL || json_equal(made, value));
+    }
+    json_decref(made);
+}
+
+/* jansson's own copies leave out what there is no memory for. */
+static void test_copies_are_whole_or_none(void **state)
+{
+    json_t *v;
+
+    (void)state;
+    n_left = 1000000;
+    json_set_alloc_funcs(limited, free);
+    v = json_pack("{s:[i,s,{s:b}], s:s, s:f, s:n, s:i, s:i, s:i, s:i, s:i, s:i}", "list", 1, "two",
+                  "three", 1, "text", "t", "real", 0.5, "null", "a", 1, "b", 2, "c", 3, "d", 4, "e",
+                  5, "f", 6);
+    assert_non_null(v);
+    check_copies(json_copy_all, v);
+    check_copies(json_deep_copy_all, v);
+    check_copies(json_copy_all, json_object_get(v, "list"));
+    check_copies(json_deep_copy_all, json_object_get(v, "list"));
+    assert_null(json_copy_all(NULL));
+    assert_null(json_deep_copy_all(NULL));
+    json_decref(v);
+    json_set_alloc_funcs(malloc, free);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_parse_file_takes_integers_of_any_size),
+        cmocka_unit_test(test_copies_are_whole_or_none),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
