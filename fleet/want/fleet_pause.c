@@ -260,7 +260,8 @@ static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const s
 
     if (fleet_reachable_quorum(fc, all, p->args, targets, &n, e) != 0)
         return -1;
-    abort_on_torn(fc, targets, n, &args, &pause);
+    if (pause.mode == PAUSE_WAIT)
+        abort_on_torn(fc, targets, n, &args, &pause);
     for (size_t i = 0; i < n; i++)
         targets[i].until_down = true;
     fleet_suspend_generation_probes(fc, true);
