@@ -231,20 +231,20 @@ static uint64_t left_us(uint64_t deadline_us)
     return deadline_us > now_us ? deadline_us - now_us : 0;
 }
 
-/* An engine whose weights are torn stands still, and what it was asked for is being ended. A pause
- * that waits would let it run on with those weights: it gets one that aborts instead.
- * @out  what `args` is for such an engine; @pause  its pause */
-static void abort_on_torn(struct fleet_control *fc, struct fleet_target *targets, size_t n,
-                          struct api_args *out, struct api_pause *pause)
+/* Engines that stand still with part of an update, or with what was left of one, would run on with
+ * it in a pause that waits for what they run. Theirs is one that keeps.
+ * @keep  for them */
+static void keep_unwhole(struct fleet_control *fc, struct fleet_target *targets, size_t n,
+                         const struct api_args *keep)
 {
+    mtx_auto held = mtx_hold(&fc->lock);
     struct upstream_info info;
 
-    pause->mode = PAUSE_ABORT;
-    out->pause = pause;
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
-        if (have_is_broken(&info.have) && !upstream_caps_of(targets[i].upstream)->two_phase)
-            targets[i].args = out;
+        if (!upstream_caps_of(targets[i].upstream)->two_phase &&
+            (have_is_broken(&info.have) || fleet_engine_is_held_locked(fc, targets[i].upstream)))
+            targets[i].args = keep;
     }
 }
 
@@ -253,15 +253,15 @@ static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const s
 {
     upstream_list_auto *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    struct api_pause pause = *p->args->pause;
-    struct api_args args = *p->args;
+    const struct api_pause pause = {.mode = PAUSE_KEEP, .reject = p->args->pause->reject};
+    const struct api_args keep = {.native = p->args->native, .pause = &pause};
     size_t n;
     int rc;
 
     if (fleet_reachable_quorum(fc, all, p->args, targets, &n, e) != 0)
         return -1;
-    if (pause.mode == PAUSE_WAIT)
-        abort_on_torn(fc, targets, n, &args, &pause);
+    if (p->args->pause->mode == PAUSE_WAIT)
+        keep_unwhole(fc, targets, n, &keep);
     for (size_t i = 0; i < n; i++)
         targets[i].until_down = true;
     fleet_suspend_generation_probes(fc, true);

@@ -32,16 +32,27 @@ def torn_and_removed():
         assert f.pauses()[1] and not d.journal("resume"), (f.pauses(), d.journal("resume"))
 
 
-def torn_in_a_pause_that_waits():
-    """What runs in one with half of an update is ended, and does not run on for a pause that waits."""
+def unwhole_in_a_pause_that_waits():
+    """What runs in one with part of an update, or with what is left of one, does not run on for a pause that waits."""
     with Fleet(*[WHICH] * 3, min_ready=1) as f:
-        mine = begin(f)
-        f.front.post("/v1/update_weights", dict(f.part(0), **mine))
-        f.front.post("/v1/update_weights/abort", mine)
-        f.front.post("/v1/pause", {"mode": "wait"})
-        for d in f.doubles:
-            assert "mode=abort" in d.journal("pause")[-1]["query"], d.journal("pause")
-        assert all(f.pauses()), f.pauses()
+        for end in "finish", "abort":
+            mine = begin(f)
+            f.front.post("/v1/update_weights", dict(f.part(0), **mine))
+            for ended in False, True:
+                if ended and end == "abort":
+                    f.front.post("/v1/update_weights/abort", mine)
+                f.front.post("/v1/pause", {"mode": "wait"})
+                queries = [d.journal("pause")[-1]["query"] for d in f.doubles]
+                assert all("mode=keep" in q for q in queries), (end, ended, queries)
+                f.front.post("/v1/resume")
+            assert all(f.pauses()), f.pauses()
+            if end == "finish":
+                f.front.post("/v1/update_weights", dict(f.part(1), **mine))
+                f.front.post("/v1/update_weights/finish", mine)
+                assert f.pauses() == [None] * 3, f.pauses()
+                f.front.post("/v1/pause", {"mode": "wait"})
+                assert "mode=wait" in f.doubles[0].journal("pause")[-1]["query"], f.doubles[0].journal("pause")
+                f.front.post("/v1/resume")
 
 
 def removed_and_gone():
@@ -291,7 +302,7 @@ def main():
                  without_a_wake, late, aborted_while_it_prepares):
         case()
     if WHICH == "vllm":  # the other has no pause that waits
-        torn_in_a_pause_that_waits()
+        unwhole_in_a_pause_that_waits()
 
 
 main()
