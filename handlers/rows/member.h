@@ -97,8 +97,9 @@ struct member {
     unsigned flags;       /* of enum member_flags */
     enum member_store store;
     size_t at, given;         /* given: offset of a bool, plus 1; 0: none */
-    int64_t min, max;         /* of an integer; else of the length; max 0: none; of an int64_t,
-                                 both 0: none */
+    int64_t min, max;         /* of a number; max 0: none; of an int64_t, both 0: none. Of a string,
+                                 an array or a map its length, which the reader leaves to `check`
+                                 or to the handler */
     const char *def;          /* the default; NULL: none, or the text `doc` says it */
     const char *const *words; /* the strings that are allowed; NULL: any */
     /* The only value, beside null, that is accepted: JSON text of a number, of false, or of an

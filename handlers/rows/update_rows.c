@@ -59,19 +59,9 @@ const struct member memory_rows[] = {
     {"tensor_sizes", M_ARRAY, .flags = OF_LIST | OF_ONE_LIST | WITH_HANDLES, .items = M_INT,
      .doc = "Bytes of each tensor, beside handles only"},
     {"per_gpu", M_MAP, .flags = OF_LIST | WITH_HANDLES, .items = M_OBJECT, .min = 1, .max = 64,
-     .of = per_gpu_rows,
-     .doc =
-         "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
-         "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
-         "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
-         "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
+     .of = per_gpu_rows, .doc = DOC_PER_GPU},
     {"metadata_by_gpu", M_MAP, .flags = OF_LIST | WITH_HANDLES, .items = M_OBJECT, .min = 1,
-     .max = 64, .of = per_gpu_rows,
-     .doc =
-         "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU are "
-         "sliced by its own list only. The request may also have names, dtypes and shapes (SkyRL "
-         "sends those of rank 0), which are then not used. Each GPU that is the source of a rank "
-         "of this server must be listed. `metadata_by_gpu` is another name of `per_gpu`."},
+     .max = 64, .of = per_gpu_rows, .doc = DOC_PER_GPU},
     {0},
 };
 
@@ -128,33 +118,20 @@ const struct member broadcast_rows[] = {
 
 const struct member selector_rows[] = {
     {"selector", M_STRING, M_IN(struct selector_request, selector), .check = selector_check,
-     M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
+     M_WORDS("all", "target"), .doc = DOC_SELECTOR},
     {0},
 };
 
 const struct member update_start_members[] = {
     {"weight_version", M_STRING, M_IN(struct update_start_request, label), .check = label_check,
-     .min = 1, .max = VERSION_LABEL_MAX,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended"},
+     .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
     {"partial", M_BOOL, M_IN(struct update_start_request, partial), .def = "false",
      .doc = "Tensors that are not sent keep their values; in front of a fleet only engines that "
             "serve the fleet's version take part, and vLLM accepts no partial update"},
     {"convert", M_BOOL, M_IN(struct update_start_request, convert), .def = "false",
      .doc = "Convert a float dtype that differs from the model's"},
     {"placement", M_STRING, M_IN(struct update_start_request, placement), .def = "replicated",
-     M_WORDS("replicated", "sharded"),
-     .doc = "`replicated`: each rank (GPU) must get the whole model. `sharded`: the ranks together "
-            "must; each rank gets the tensors that are addressed to it, whole tensors only, and a "
-            "request may have none for it. Set at the start of a session. A session of a dialect "
-            "that has a start becomes `sharded` with the first request that brings some ranks "
-            "other tensors. A server with `--placement sharded` keeps each tensor on the GPU that "
-            "owns it, whatever is sent here, and reports `sharded`; a tensor that does not come to "
-            "its owner stays where it came."},
+     M_WORDS("replicated", "sharded"), .doc = DOC_PLACEMENT},
     {"", M_ROWS_IN(selector_rows, struct update_start_request, selector)},
     {"lease_s", M_INT, M_IN(struct update_start_request, lease_s), .min = 1,
      .max = UPDATE_LEASE_S_MAX, .def = "60",
@@ -172,9 +149,7 @@ const struct member update_members[] = {
     {"chunk_id", M_STRING, M_IN(struct update_request, chunk_id), .check = chunk_id_check,
      .flags = M_QUERY, .max = UPDATE_CHUNK_ID_MAX},
     {"weight_version", M_STRING, M_IN(struct update_request, label), .check = label_check,
-     .flags = M_QUERY, .min = 1, .max = VERSION_LABEL_MAX,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended"},
+     .flags = M_QUERY, .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
     {"partial", M_BOOL, M_IN(struct update_request, partial),
      M_GIVEN(struct update_request, partial_given), .flags = AT_START | M_QUERY, .def = "false"},
     {"convert", M_BOOL, M_IN(struct update_request, convert),
@@ -183,14 +158,7 @@ const struct member update_members[] = {
      .doc = "End every generation, with its tokens so far, after the request has been checked"},
     {"placement", M_STRING, .flags = AT_START, M_IN(struct update_request, placement),
      M_GIVEN(struct update_request, placement_given), .def = "replicated",
-     M_WORDS("replicated", "sharded"),
-     .doc = "`replicated`: each rank (GPU) must get the whole model. `sharded`: the ranks together "
-            "must; each rank gets the tensors that are addressed to it, whole tensors only, and a "
-            "request may have none for it. Set at the start of a session. A session of a dialect "
-            "that has a start becomes `sharded` with the first request that brings some ranks "
-            "other tensors. A server with `--placement sharded` keeps each tensor on the GPU that "
-            "owns it, whatever is sent here, and reports `sharded`; a tensor that does not come to "
-            "its owner stays where it came."},
+     M_WORDS("replicated", "sharded"), .doc = DOC_PLACEMENT},
     {"trainer_rank", M_INT, M_IN(struct update_request, trainer_rank),
      M_GIVEN(struct update_request, trainer_rank_given), .flags = M_QUERY, .min = 0,
      .max = UPDATE_TRAINER_RANKS_MAX - 1,
@@ -214,17 +182,7 @@ const struct member update_members[] = {
             "The members that describe a bucket are then inside it, and not beside `buckets`. A "
             "rank gets each tensor from one bucket only. An element that is null is skipped."},
     {"serialized_named_tensors", M_ARRAY, .items = M_STRING, .min = 1, .max = 64,
-     .flags = IS_SOURCE | M_BASE64,
-     .doc = "CUDA tensors as SGLang's trainers send them, one string for each rank that the "
-            "trainer assumes for this server: a pickle (protocol 4 or 5) in base64, which is read "
-            "and never executed. It is a list of (name, tensor), where a tensor may be in a "
-            "LocalSerializedTensor, or a dict of `flattened_tensor` and `metadata`; names, dtypes "
-            "and shapes are in it, so the request has no such members. A GPU of this server uses "
-            "the string with its own UUID; if the strings name their GPU by an index, each GPU "
-            "uses the string at its rank. If there is a string of one GPU only, the other GPUs "
-            "read it by peer copy. If some strings are empty, a GPU without a string of its own "
-            "gets no tensors. Strings for GPUs that are not of this server are parsed, and their "
-            "memory is not opened. Tensors in host memory are refused."},
+     .flags = IS_SOURCE | M_BASE64, .doc = DOC_NAMED_TENSORS},
     {"serialized_format", M_STRING, M_IN(struct update_request, format),
      M_WORDS("direct", "flattened_bucket"),
      .doc = "Beside serialized_named_tensors, for SGLang upstreams, which require it. The embedded "
@@ -236,9 +194,7 @@ const struct member update_members[] = {
 /* The end of a session that requests do not name. */
 const struct member update_end_rows[] = {
     {"weight_version", M_STRING, M_IN(struct update_end_request, label),
-     .check = label_or_none_check, .min = 1, .max = VERSION_LABEL_MAX,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended"},
+     .check = label_or_none_check, .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
     {"checksums", M_MAP, M_IN(struct update_end_request, checksums), .items = M_STRING,
      .doc = "name -> 32 hex digits"},
     {0},

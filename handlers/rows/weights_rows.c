@@ -28,9 +28,7 @@ const struct member weights_diff_query[] = {
 
 const struct member weights_label_members[] = {
     {"weight_version", M_STRING, M_IN(struct label_req, label), .check = label_check, .min = 1,
-     .max = VERSION_LABEL_MAX, .flags = M_REQUIRED,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended"},
+     .max = VERSION_LABEL_MAX, .flags = M_REQUIRED, .doc = DOC_LABEL},
     {"if_serial", M_INT, M_IN(struct label_req, if_serial), .min = 1,
      .doc = "409 unless the served version has this serial"},
     {"abort_requests", M_BOOL, M_IN(struct label_req, abort_requests), .def = "false",

@@ -19,11 +19,7 @@ const struct member sglang_leave_members[] = {
 };
 
 const struct member sglang_begin_members[] = {
-    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
+    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"), .doc = DOC_SELECTOR},
     {0},
 };
 
@@ -39,11 +35,7 @@ const struct member sglang_distributed_members[] = {
     {"weight_version", M_STRING, .ours = M_SAME},
     {"load_format", M_STRING, M_WORDS("flattened_bucket")},
     {"torch_empty_cache", .type = M_BOOL},
-    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
+    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"), .doc = DOC_SELECTOR},
     {0},
 };
 
@@ -79,18 +71,12 @@ const struct member sglang_checker_members[] = {
      M_WORDS("checksum", "snapshot", "reset_tensors", "compare")},
     {"allow_quant_error", .type = M_BOOL},
     {"skip_tensor_list", M_ARRAY, .items = M_STRING, .ours = "skip"},
-    {"selector", M_STRING, M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
+    {"selector", M_STRING, M_WORDS("all", "target"), .doc = DOC_SELECTOR},
     {0},
 };
 
 const struct member sglang_label_members[] = {
-    {"new_version", M_STRING, .min = 1, .max = 256, .flags = M_REQUIRED,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended",
+    {"new_version", M_STRING, .min = 1, .max = 256, .flags = M_REQUIRED, .doc = DOC_LABEL,
      .ours = "weight_version"},
     {"abort_all_requests", M_BOOL,
      .doc =
@@ -101,17 +87,7 @@ const struct member sglang_label_members[] = {
 
 const struct member sglang_tensor_members[] = {
     {"serialized_named_tensors", M_ARRAY, .ours = M_SAME, .items = M_STRING, .min = 1, .max = 64,
-     .flags = M_REQUIRED | M_BASE64,
-     .doc = "CUDA tensors as SGLang's trainers send them, one string for each rank that the "
-            "trainer assumes for this server: a pickle (protocol 4 or 5) in base64, which is read "
-            "and never executed. It is a list of (name, tensor), where a tensor may be in a "
-            "LocalSerializedTensor, or a dict of `flattened_tensor` and `metadata`; names, dtypes "
-            "and shapes are in it, so the request has no such members. A GPU of this server uses "
-            "the string with its own UUID; if the strings name their GPU by an index, each GPU "
-            "uses the string at its rank. If there is a string of one GPU only, the other GPUs "
-            "read it by peer copy. If some strings are empty, a GPU without a string of its own "
-            "gets no tensors. Strings for GPUs that are not of this server are parsed, and their "
-            "memory is not opened. Tensors in host memory are refused."},
+     .flags = M_REQUIRED | M_BASE64, .doc = DOC_NAMED_TENSORS},
     {"load_format", M_STRING, M_WORDS("direct", "flattened_bucket"), .ours = "serialized_format"},
     {"flush_cache", .type = M_BOOL},
     {"abort_all_requests", M_BOOL, .def = "false",
@@ -120,11 +96,7 @@ const struct member sglang_tensor_members[] = {
     {"weight_version", M_STRING, .ours = M_SAME},
     {"disable_draft_model", .type = M_BOOL},
     {"torch_empty_cache", .type = M_BOOL},
-    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"),
-     .doc = "Which of an engine's models the tensors are for: `all` (the model and its drafter, if "
-            "it has one) or `target` (the model alone). Forwarded to SGLang; to other engines both "
-            "values mean the model alone: the embedded engine has no drafter, and that of a vLLM "
-            "keeps its weights. `draft` is refused: updates of a drafter are not supported."},
+    {"selector", M_STRING, .ours = M_SAME, M_WORDS("all", "target"), .doc = DOC_SELECTOR},
     {0},
 };
 

@@ -119,9 +119,7 @@ const struct member vllm_finish_members[] = {
 };
 
 const struct member vllm_label_members[] = {
-    {"new_version", M_STRING, .min = 1, .max = 256, .flags = M_REQUIRED,
-     .doc = "The trainer's own name for these weights. It must not begin with baton:unfinished:, "
-            "which marks updates that have not ended",
+    {"new_version", M_STRING, .min = 1, .max = 256, .flags = M_REQUIRED, .doc = DOC_LABEL,
      .ours = "weight_version"},
     {0},
 };
