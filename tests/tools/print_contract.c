@@ -128,7 +128,8 @@ static json_t *member_schema(const struct member *m, bool optional)
 
     set_type(schema, type, optional);
     if ((type & M_OBJECT) != 0 && type != M_OBJECT && m->of != NULL)
-        (void)json_object_update_missing(schema, object_schema(m->of, 0, (m->flags & M_OPEN) == 0));
+        (void)json_object_update_missing_new(schema,
+                                             object_schema(m->of, 0, (m->flags & M_OPEN) == 0));
     set_limits(schema, m);
     if (listed && m->items != M_ANY)
         set(schema, (m->type & M_MAP) != 0 ? "additionalProperties" : "items", items_schema(m));
