@@ -396,8 +396,6 @@ static void dump_upstreams(struct fleet *f)
 
 static void dump_permits(struct fleet *f)
 {
-    static const char *const names[FLEET_QUEUES] = {
-        [FLEET_GENERATE] = "generate", [FLEET_TEXT] = "text"};
     struct fleet_stats s;
     struct err e = {0};
 
@@ -406,7 +404,7 @@ static void dump_permits(struct fleet *f)
         return;
     }
     for (int i = 0; i < FLEET_QUEUES; i++)
-        dump_queue(names[i], s.n_running[i], s.n_waiting[i], s.oldest_us[i]);
+        dump_queue(fleet_queue_name(i), s.n_running[i], s.n_waiting[i], s.oldest_us[i]);
 }
 
 static void dump_fleet(const struct app_fleet *fleet)

@@ -68,6 +68,11 @@ static struct upstream_list *first_list(const struct fleet_cfg *cfg)
     return list;
 }
 
+const char *fleet_queue_name(enum fleet_queue queue)
+{
+    return queue == FLEET_TEXT ? "text" : "generate";
+}
+
 int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
 {
     struct fleet *f = calloc(1, sizeof *f);

@@ -39,6 +39,9 @@ enum {
 
 enum fleet_queue { FLEET_GENERATE, FLEET_TEXT, FLEET_QUEUES };
 
+/* fleet_queue_name - in metrics and in the log: "generate" or "text". */
+const char *fleet_queue_name(enum fleet_queue queue);
+
 struct fleet;
 
 /* fleet_is_dirty_marker - does the label begin with the dirty marker? */

@@ -16,9 +16,6 @@
 
 #define LABELS(...) ((const struct prom_label[]){__VA_ARGS__, {NULL, NULL}})
 
-static const char *const lane_names[FLEET_QUEUES] = {
-    [FLEET_GENERATE] = "generate", [FLEET_TEXT] = "text"};
-
 /* A copy of all engines first, so that the lines of a metric stand together. */
 struct rows {
     size_t n;
@@ -70,7 +67,7 @@ static void put_outstanding(const struct rows *rows, struct buf *out)
     for (size_t i = 0; i < rows->n; i++)
         for (size_t lane = 0; lane < FLEET_QUEUES; lane++)
             prom_u64(out, name,
-                     LABELS({"upstream", rows->items[i].name}, {"lane", lane_names[lane]}),
+                     LABELS({"upstream", rows->items[i].name}, {"lane", fleet_queue_name(lane)}),
                      rows->items[i].info.n_outstanding[lane]);
 }
 
@@ -120,7 +117,7 @@ static void put_lanes(const struct fleet_stats *s, struct buf *out)
 #define FAMILY(name, type, help, field)                                                            \
     prom_head(out, name, type, help);                                                              \
     for (size_t lane = 0; lane < FLEET_QUEUES; lane++)                                             \
-    prom_u64(out, name, LABELS({"lane", lane_names[lane]}), s->field[lane])
+    prom_u64(out, name, LABELS({"lane", fleet_queue_name(lane)}), s->field[lane])
     FAMILY("baton_fleet_running", "gauge", "Requests at upstreams", n_running);
     FAMILY("baton_fleet_waiting", "gauge", "Requests that wait for an upstream", n_waiting);
     FAMILY("baton_fleet_rejected_total", "counter",
