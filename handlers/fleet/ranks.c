@@ -64,52 +64,52 @@ static int add_ranks(struct group_view *view, const struct fleet_result *result,
     return 0;
 }
 
-/* A member of SGLang's arguments, as an engine reports it; a baton has it elsewhere in its status.
- */
-static json_t *arg_of(const json_t *reply, const char *name)
+/* SGLang's arguments that clients read. */
+static const struct server_arg {
+    const char *name, *of_model; /* of_model: a baton has it in `model`, by this name; or NULL */
+} server_args[] = {
+    {"enable_memory_saver", NULL},
+    {"enable_return_routed_experts", NULL},
+    {"dtype", NULL},
+    {"nnodes", NULL},
+    {"gpu_id_step", NULL},
+    {"base_gpu_id", NULL},
+    {"ep_size", NULL},
+    {"enable_lora", NULL},
+    {"max_lora_rank", NULL},
+    {"max_loras_per_batch", NULL},
+    {"max_loaded_loras", NULL},
+    {"model_path", "path"},
+    {"tokenizer_path", "path"},
+    {"served_model_name", "name"},
+    {"context_length", "max_model_len"},
+};
+
+/* As an engine reports it. */
+static json_t *arg_of(const json_t *reply, const struct server_arg *arg)
 {
-    static const char *const of_model[][2] = {{"model_path", "path"},
-                                              {"tokenizer_path", "path"},
-                                              {"served_model_name", "name"},
-                                              {"context_length", "max_model_len"}};
     const json_t *of_baton = json_object_get(reply, "server_args");
 
     if (of_baton == NULL)
-        return json_object_get(reply, name);
-    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0]; i++)
-        if (strcmp(of_model[i][0], name) == 0)
-            return json_object_get(json_object_get(reply, "model"), of_model[i][1]);
-    return json_object_get(of_baton, name);
+        return json_object_get(reply, arg->name);
+    if (arg->of_model != NULL)
+        return json_object_get(json_object_get(reply, "model"), arg->of_model);
+    return json_object_get(of_baton, arg->name);
 }
 
 /* Makes null in `args` what this engine does not report alike; takes all from the first engine. */
 static void intersect_args(json_t *args, bool first, const struct fleet_result *result)
 {
-    static const char *const names[] = {"enable_memory_saver",
-                                        "enable_return_routed_experts",
-                                        "dtype",
-                                        "nnodes",
-                                        "gpu_id_step",
-                                        "base_gpu_id",
-                                        "ep_size",
-                                        "enable_lora",
-                                        "max_lora_rank",
-                                        "max_loras_per_batch",
-                                        "max_loaded_loras",
-                                        "model_path",
-                                        "tokenizer_path",
-                                        "served_model_name",
-                                        "context_length"};
     json_t *reply = json_loadb(result->text, result->text_len, 0, NULL);
 
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        json_t *value = arg_of(reply, names[i]);
+    for (size_t i = 0; i < sizeof server_args / sizeof server_args[0]; i++) {
+        const char *name = server_args[i].name;
+        json_t *value = arg_of(reply, &server_args[i]), *before = json_object_get(args, name);
 
         if (first && value != NULL)
-            (void)json_object_set(args, names[i], value);
-        else if ((value != NULL || json_object_get(args, names[i]) != NULL) &&
-                 !json_equal(json_object_get(args, names[i]), value))
-            (void)json_object_set_new(args, names[i], json_null());
+            (void)json_object_set(args, name, value);
+        else if ((value != NULL || before != NULL) && !json_equal(before, value))
+            (void)json_object_set_new(args, name, json_null());
     }
     json_decref(reply);
 }
