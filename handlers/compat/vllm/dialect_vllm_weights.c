@@ -186,10 +186,11 @@ static bool has_handles(const json_t *info)
  * the text (handlers/body_columns.h). */
 static bool repeats_list(const json_t *info)
 {
-    static const char *const columns[] = {"names", "dtype_names", "shapes"};
+    const char *names[MEMBER_NAMES_MAX];
 
-    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++) {
-        const json_t *column = body_given(info, columns[i]);
+    member_names(names, vllm_update_info_rows, OF_LIST);
+    for (const char **name = names; *name != NULL; name++) {
+        const json_t *column = body_given(info, *name);
 
         if (column != NULL && !(json_is_array(column) && json_array_size(column) == 0))
             return false;

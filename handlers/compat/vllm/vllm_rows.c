@@ -18,9 +18,9 @@ const struct member vllm_init_info_rows[] = {
 };
 
 const struct member vllm_update_info_rows[] = {
-    {"names", M_ARRAY, .items = M_STRING, .ours = M_SAME},
-    {"dtype_names", M_ARRAY, .items = M_STRING, .ours = M_SAME},
-    {"shapes", M_ARRAY, .items = M_INTS, .ours = M_SAME},
+    {"names", M_ARRAY, .items = M_STRING, .flags = OF_LIST, .ours = M_SAME},
+    {"dtype_names", M_ARRAY, .items = M_STRING, .flags = OF_LIST, .ours = M_SAME},
+    {"shapes", M_ARRAY, .items = M_INTS, .flags = OF_LIST, .ours = M_SAME},
     {"packed", M_BOOL, .ours = M_SAME},
     {"packed_buffer_size_bytes", M_INT, .flags = WITH_GROUP, .ours = M_SAME,
      .doc = "With packed and a group; else ignored"},
