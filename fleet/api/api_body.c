@@ -121,21 +121,6 @@ json_t *api_with_rank(json_t *body, const struct api_context *ctx)
     return api_with(body, "rank_offset", json_integer((json_int_t)ctx->rank_offset));
 }
 
-int api_check_word(const char *word, const char *const *words, const char *field, struct err *e)
-{
-    char known[64] = "";
-    size_t len = 0;
-
-    for (size_t i = 0; words[i] != NULL; i++) {
-        if (strcmp(words[i], word) == 0)
-            return 0;
-        if (len < sizeof known)
-            len += (size_t)snprintf(known + len, sizeof known - len, "%s%s", i > 0 ? ", " : "",
-                                    words[i]);
-    }
-    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of %s", word, known);
-}
-
 int api_check_pause(const struct api_draft *d)
 {
     if (!d->args->pause->reject)

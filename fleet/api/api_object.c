@@ -55,16 +55,12 @@ struct api_object *api_object_parse(const char *text, size_t len)
 
 struct api_object *api_columns_of(const struct api_object *native)
 {
-    static const char *const members[] = {"names", "dtypes", "dtype_names", "shapes", "plan_id"};
-    json_t *list = json_object();
+    const json_t *from = native->json;
 
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        json_t *value = json_object_get(native->json, members[i]);
-
-        if (value != NULL)
-            list = api_with(list, members[i], json_incref(value));
-    }
-    return object_of(list);
+    return object_of(json_pack(
+        "{s:O*, s:O*, s:O*, s:O*, s:O*}", "names", json_object_get(from, "names"), "dtypes",
+        json_object_get(from, "dtypes"), "dtype_names", json_object_get(from, "dtype_names"),
+        "shapes", json_object_get(from, "shapes"), "plan_id", json_object_get(from, "plan_id")));
 }
 
 char *api_load_again(const struct api_object *native)

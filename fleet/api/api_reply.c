@@ -345,14 +345,13 @@ char *api_read_digest(const char *text, size_t len)
 /* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}, {"error_message"}. */
 static const char *message_of(const json_t *reply)
 {
-    static const char *const members[] = {"message", "detail", "error_message"};
     const json_t *error = json_object_get(reply, "error");
     const char *text = json_is_object(error) ? json_string_value(json_object_get(error, "message"))
                                              : json_string_value(error);
 
-    for (size_t i = 0; text == NULL && i < sizeof members / sizeof members[0]; i++)
-        text = json_string_value(json_object_get(reply, members[i]));
-    return text;
+    text = text != NULL ? text : api_text(reply, "message", NULL);
+    text = text != NULL ? text : api_text(reply, "detail", NULL);
+    return text != NULL ? text : api_text(reply, "error_message", NULL);
 }
 
 void api_read_error(char *out, size_t cap, const char *text, size_t len)

@@ -27,16 +27,26 @@ const char *upstream_kind_name(enum upstream_kind kind)
     return kinds[kind]->name;
 }
 
+static int refuse_kind(const char *name, const char *field, struct err *e)
+{
+    char known[64] = "";
+    size_t len = 0;
+
+    for (int kind = 0; kind < UPSTREAM_KINDS && len < sizeof known; kind++)
+        len += (size_t)snprintf(known + len, sizeof known - len, "%s%s", kind > 0 ? ", " : "",
+                                kinds[kind]->name);
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of %s", name, known);
+}
+
 int upstream_kind_parse(enum upstream_kind *out, const char *name, const char *field, struct err *e)
 {
-    const char *names[UPSTREAM_KINDS + 1] = {NULL};
-
     for (int kind = 0; kind < UPSTREAM_KINDS; kind++) {
-        names[kind] = kinds[kind]->name;
-        if (strcmp(name, names[kind]) == 0)
-            *out = (enum upstream_kind)kind;
+        if (strcmp(name, kinds[kind]->name) != 0)
+            continue;
+        *out = (enum upstream_kind)kind;
+        return 0;
     }
-    return api_check_word(name, names, field, e);
+    return refuse_kind(name, field, e);
 }
 
 struct api_release api_release_of(enum upstream_kind kind, const char *release)

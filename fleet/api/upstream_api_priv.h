@@ -142,10 +142,6 @@ json_t *api_with_text(json_t *body, const char *member, const char *text);
 /* api_with_rank - body with "rank_offset", if this upstream has its own. Steals body. */
 json_t *api_with_rank(json_t *body, const struct api_context *ctx);
 
-/* api_check_word - Errors: ERR_BAD_REQUEST at `field` if the word is not in the list. Text of a
- * client gets into a path only through this. @words  up to a NULL */
-int api_check_word(const char *word, const char *const *words, const char *field, struct err *e);
-
 /* api_check_pause - a pause that rejects new requests, which only a baton can. Errors:
  * ERR_BAD_REQUEST at /new_requests. */
 int api_check_pause(const struct api_draft *d);

@@ -196,7 +196,6 @@ static int vllm_sleep(const struct api_draft *d)
 
 static int vllm_wake(const struct api_draft *d)
 {
-    static const char *const known[] = {"weights", "kv_cache", NULL};
     json_auto_t *tags = api_tags(d);
     char *path = d->out->path;
     size_t i, len = strlen(path);
@@ -209,8 +208,9 @@ static int vllm_wake(const struct api_draft *d)
     {
         const char *word = json_is_string(tag) ? json_string_value(tag) : "";
 
-        if (api_check_word(word, known, "/tags", d->e) != 0)
-            return -1;
+        if (strcmp(word, "weights") != 0 && strcmp(word, "kv_cache") != 0) /* it is put in a path */
+            return err_set(d->e, ERR_BAD_REQUEST, "/tags",
+                           "'%.32s' is not one of weights, kv_cache", word);
         len += (size_t)snprintf(path + len, API_PATH_MAX - len, "%ctags=%s", i == 0 ? '?' : '&',
                                 word);
     }
