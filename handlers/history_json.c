@@ -7,80 +7,89 @@
 
 #include <stdlib.h>
 
-static json_t *text_or_null(const char *text)
+static const struct member seconds_rows[] = {
+    {"wait", M_NUMBER, M_IN(struct update_times, wait_us), .per = M_S,
+     .doc = "in none of the others: for the trainer's requests, for earlier work or for memory"},
+    {"receive", M_NUMBER, M_IN(struct update_times, receive_us), .per = M_S},
+    {"proof", M_NUMBER, M_IN(struct update_times, proof_us), .per = M_S,
+     .doc = "checksums, tied names, coverage"},
+    {"commit", M_NUMBER, M_IN(struct update_times, commit_us), .per = M_S},
+    {"whole", M_NUMBER, M_IN(struct update_times, whole_us), .per = M_S},
+    {0},
+};
+
+static json_t *started_at_json(const void *from)
 {
-    return text != NULL && text[0] != '\0' ? json_string(text) : json_null();
+    const struct update_record *u = from;
+
+    return json_integer((json_int_t)((u->ended_at_us - u->times.whole_us) / M_S));
 }
 
-/* A message may have been cut inside a character. @text  changed */
-static json_t *clean_text_or_null(char *text)
-{
-    (void)utf8_clean(text);
-    return text_or_null(text);
-}
+const struct member update_record_reply[] = {
+    {"update_id", M_STRING | M_NULL, M_IN(struct update_record, update_id),
+     .doc = "null: of a refused request"},
+    {"weight_version", M_STRING | M_NULL, M_IN(struct update_record, weight_version)},
+    {"serial", M_INT | M_NULL, M_IN(struct update_record, serial),
+     .doc = "null unless it is committed"},
+    {"outcome", M_STRING, M_IN(struct update_record, outcome), .word = update_outcome_name,
+     M_WORDS("committed", "aborted", "refused")},
+    {"started_at", M_INT, .make = started_at_json, .doc = "Unix time in seconds"},
+    {"ended_at", M_INT, M_IN(struct update_record, ended_at_us), .per = M_S,
+     .doc = "Unix time in seconds"},
+    {"seconds", M_OBJECT_IN(seconds_rows, struct update_record, times),
+     .doc = "Time spent in each phase, which together are the whole"},
+    {"nbytes", M_INT, M_IN(struct update_record, nbytes),
+     .doc = "bytes received; 0 in front of vLLM and SGLang, which do not report them"},
+    {"source", M_STRING | M_NULL, M_IN(struct update_record, source),
+     .doc = "of its last tensors: body, shm, path, ipc_handles or nccl"},
+    {"route", M_STRING | M_NULL, M_IN(struct update_record, route), .doc = "of a refused request"},
+    {"code", M_STRING | M_NULL, M_IN(struct update_record, error.code), .word = err_wire_name,
+     .doc = "as ErrorCode; null: it is committed"},
+    {"message", M_STRING | M_NULL, M_IN(struct update_record, error.msg)},
+    {"param", M_STRING | M_NULL, M_IN(struct update_record, error.field)},
+    {"peer", M_STRING | M_NULL, M_IN(struct update_record, actor.peer),
+     .doc = "address of the client that started it, or sent the refused request; null: the "
+            "server's own first weights"},
+    {"key", M_STRING | M_NULL, M_IN(struct update_record, actor.key),
+     .doc = "the name of its key, or sha256: and the begin of the key's SHA-256; null: no key was "
+            "needed"},
+    {"request_id", M_STRING | M_NULL, M_IN(struct update_record, actor.request_id)},
+    {"changes", M_OBJECT | M_NULL, .of = changes_reply,
+     M_MADE(changes_json, struct update_record, changes)},
+    {"count", M_INT, M_IN(struct update_record, n),
+     .doc = "refused requests of one kind in a row are one record; ended_at and message are of "
+            "the last one"},
+    {0},
+};
 
-static json_t *time_json(uint64_t wall_us)
-{
-    return json_integer((json_int_t)(wall_us / 1000000));
-}
+const struct member error_record_reply[] = {
+    {"first_at", M_INT, M_IN(struct error_record, first_at_us), .per = M_S,
+     .doc = "Unix time in seconds"},
+    {"last_at", M_INT, M_IN(struct error_record, last_at_us), .per = M_S,
+     .doc = "Unix time in seconds"},
+    {"count", M_INT, M_IN(struct error_record, n)},
+    {"code", M_STRING, M_IN(struct error_record, code), .word = err_wire_name},
+    {"message", M_STRING | M_NULL, M_IN(struct error_record, message), .doc = "of the last one"},
+    {"param", M_STRING | M_NULL, M_IN(struct error_record, param), .doc = "of the last one"},
+    {"route", M_STRING | M_NULL, M_IN(struct error_record, route),
+     .doc = "null: no route matched, or no request caused it"},
+    {0},
+};
 
-static double seconds(uint64_t us)
-{
-    return (double)us / 1e6;
-}
-
-static json_t *times_json(const struct update_times *t)
-{
-    return json_pack("{s:f, s:f, s:f, s:f, s:f}", "wait", seconds(t->wait_us), "receive",
-                     seconds(t->receive_us), "proof", seconds(t->proof_us), "commit",
-                     seconds(t->commit_us), "whole", seconds(t->whole_us));
-}
-
-static json_t *record_json(struct update_record *u)
-{
-    bool failed = u->error.code != ERR_NONE;
-    uint64_t began_us = u->ended_at_us - u->times.whole_us;
-
-    return json_pack(
-        "{s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:I}",
-        "update_id", text_or_null(u->update_id), "weight_version", text_or_null(u->weight_version),
-        "serial", u->serial > 0 ? json_integer((json_int_t)u->serial) : json_null(), "outcome",
-        update_outcome_name(u->outcome), "started_at", time_json(began_us), "ended_at",
-        time_json(u->ended_at_us), "seconds", times_json(&u->times), "nbytes",
-        (json_int_t)u->nbytes, "source", text_or_null(u->source), "route", text_or_null(u->route),
-        "code", text_or_null(failed ? err_wire_name(u->error.code) : NULL), "message",
-        clean_text_or_null(u->error.msg), "param", clean_text_or_null(u->error.field), "peer",
-        text_or_null(u->actor.peer), "key", text_or_null(u->actor.key), "request_id",
-        text_or_null(u->actor.request_id), "changes", changes_json(&u->changes), "count",
-        (json_int_t)u->n);
-}
-
-static json_t *error_record_json(struct error_record *r)
-{
-    return json_pack("{s:o, s:o, s:I, s:s, s:o, s:o, s:o}", "first_at", time_json(r->first_at_us),
-                     "last_at", time_json(r->last_at_us), "count", (json_int_t)r->n, "code",
-                     err_wire_name(r->code), "message", clean_text_or_null(r->message), "param",
-                     clean_text_or_null(r->param), "route", text_or_null(r->route));
-}
-
-/* Returns NULL, and frees the list, without memory. @item  stolen */
-static json_t *list_append(json_t *list, json_t *item)
-{
-    if (json_array_append_new(list, item) == 0)
-        return list;
-    json_decref(list);
-    return NULL;
-}
+/* Messages may have been cut inside a character. */
 
 json_t *recent_updates_json(struct history *h)
 {
     struct update_record *records = calloc(HISTORY_UPDATES_MAX, sizeof *records);
-    json_t *list = records != NULL ? json_array() : NULL;
     size_t n = records != NULL ? history_updates(h, records) : 0;
+    json_t *list = NULL;
 
-    for (size_t i = 0; i < n && list != NULL; i++)
-        list = list_append(list, record_json(&records[i]));
+    for (size_t i = 0; i < n; i++) {
+        (void)utf8_clean(records[i].error.msg);
+        (void)utf8_clean(records[i].error.field);
+    }
+    if (records != NULL)
+        list = member_write_list(records, n, sizeof *records, update_record_reply);
     free(records);
     return list;
 }
@@ -88,11 +97,15 @@ json_t *recent_updates_json(struct history *h)
 json_t *recent_errors_json(struct history *h)
 {
     struct error_record *records = calloc(HISTORY_ERRORS_MAX, sizeof *records);
-    json_t *list = records != NULL ? json_array() : NULL;
     size_t n = records != NULL ? history_errors(h, records) : 0;
+    json_t *list = NULL;
 
-    for (size_t i = 0; i < n && list != NULL; i++)
-        list = list_append(list, error_record_json(&records[i]));
+    for (size_t i = 0; i < n; i++) {
+        (void)utf8_clean(records[i].message);
+        (void)utf8_clean(records[i].param);
+    }
+    if (records != NULL)
+        list = member_write_list(records, n, sizeof *records, error_record_reply);
     free(records);
     return list;
 }

@@ -247,17 +247,28 @@ static json_t *sglang_json(enum route_form form, const char *text, const char *f
 }
 
 /* A message may have been cut inside a character, and JSON must be UTF-8. */
-json_t *error_json(const struct err *cause)
+static json_t *retryable_json(const void *code)
 {
-    struct err copy = *cause, *e = &copy;
+    return json_boolean(err_retryable(*(const enum err_code *)code));
+}
 
-    if (e->code == ERR_NONE)
+const struct member cause_reply[] = {
+    {"code", M_STRING, M_IN(struct err, code), .word = err_wire_name},
+    {"message", M_STRING, M_IN(struct err, msg)},
+    {"param", M_STRING | M_NULL, M_IN(struct err, field)},
+    {"retryable", M_BOOL, M_MADE(retryable_json, struct err, code)},
+    {0},
+};
+
+json_t *error_json(const void *cause)
+{
+    struct err e = *(const struct err *)cause;
+
+    if (e.code == ERR_NONE)
         return json_null();
-    (void)utf8_clean(e->msg);
-    (void)utf8_clean(e->field);
-    return json_pack("{s:s, s:s, s:o, s:b}", "code", err_wire_name(e->code), "message", e->msg,
-                     "param", e->field[0] != '\0' ? json_string(e->field) : json_null(),
-                     "retryable", err_retryable(e->code));
+    (void)utf8_clean(e.msg);
+    (void)utf8_clean(e.field);
+    return member_write(&e, cause_reply);
 }
 
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details)

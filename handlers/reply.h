@@ -44,8 +44,10 @@ void reply_error(struct http_request *x, const struct err *e, json_t *details);
 void reply_error_make(const struct route *route, const struct err *e, json_t *details,
                       struct http_reply *out);
 
-/* error_json - {code, message, param, retryable} (new); JSON null for ERR_NONE. */
-json_t *error_json(const struct err *cause);
+/* error_json - the rows of an error (new); JSON null for ERR_NONE.
+ * @cause  a struct err; for .make of rows */
+extern const struct member cause_reply[];
+json_t *error_json(const void *cause);
 
 /* reply_error_json - only the error body (new), for a stream's last event; NULL without memory.
  * Bytes of a message that are not UTF-8 (a client's, or a cut character) become '?'. */

@@ -2,157 +2,280 @@
 #include "handlers/update_json.h"
 
 #include "handlers/reply.h"
+#include "handlers/rows/rows.h"
 
 json_t *names_json(const char *const *names, uint32_t n)
 {
     json_t *list = json_array();
 
-    for (uint32_t i = 0; i < n && i < UPDATE_MISSING_MAX; i++) {
-        if (json_array_append_new(list, json_string(names[i])) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
+    for (uint32_t i = 0; i < n && i < UPDATE_MISSING_MAX; i++)
+        list = json_list_append(list, json_string(names[i]));
     return list;
 }
 
-static json_t *timing_json(const struct update_info *info)
+/* The rows of senders: which rank brought what. */
+
+static json_t *trainer_rank_json(const void *from)
 {
-    return json_pack("{s:f, s:f, s:f}", "receive_ms", (double)info->receive_us / 1e3, "verify_ms",
-                     (double)info->verify_us / 1e3, "commit_ms", (double)info->commit_us / 1e3);
+    const struct update_sender *sender = from;
+
+    return sender->place == NULL ? json_integer(sender->rank) : json_null();
 }
 
-/* This update's mappings of trainers' memory. */
-static json_t *mappings_json(const struct update_info *info)
+const struct member sender_reply[] = {
+    {"trainer_rank", M_INT | M_NULL, .make = trainer_rank_json},
+    {"place", M_STRING | M_NULL, M_IN(struct update_sender, place),
+     .doc = "The GPU of this server that the tensors were for: `cuda:0`"},
+    {"gpu", M_STRING | M_NULL, M_IN(struct update_sender, gpu), .doc = "Its UUID"},
+    {"n_tensors", M_INT, M_IN(struct update_sender, n_tensors),
+     .doc = "Tensors that arrived, as sent"},
+    {"nbytes", M_INT, M_IN(struct update_sender, nbytes)},
+    {"refused", M_STRING | M_NULL, M_IN(struct update_sender, refused), .word = err_wire_name,
+     .doc = "The error code of its last request; null if that was not refused"},
+    {0},
+};
+
+static json_t *senders_json(const void *from)
 {
-    return json_pack("{s:I, s:I, s:I}", "opened", (json_int_t)info->mappings.n_opened, "closed",
-                     (json_int_t)info->mappings.n_closed, "still_mapped",
-                     (json_int_t)info->mappings.n_mapped);
+    const struct update_info *info = from;
+
+    return member_write_list(info->senders, info->n_senders, sizeof info->senders[0], sender_reply);
 }
 
-/* Where checksums are computed: on the GPU for bytes from or to GPU memory, if the GPU can;
- * otherwise on the host. NULL until bytes have arrived. */
-static const char *checksums_on(const struct update_info *info)
+static json_t *missing_json(const void *from)
 {
-    if (info->n_tensors_done == 0 && !info->on_gpu)
-        return NULL;
-    return info->host_sums || !info->on_gpu ? "host" : "gpu";
+    const struct update_info *info = from;
+
+    return names_json(info->missing, info->n_missing);
+}
+
+static const struct member missing_rows[] = {
+    {"n_missing", M_INT, M_IN(struct update_info, n_missing)},
+    {"missing", M_ARRAY, .items = M_STRING, .max = UPDATE_MISSING_MAX, .make = missing_json},
+    {0},
+};
+
+static const struct member senders_rows[] = {
+    {"senders", M_ARRAY, .items = M_OBJECT, .of = sender_reply, .max = UPDATE_SENDERS_MAX,
+     .make = senders_json, .flags = M_IF_ANY,
+     .doc = "Which rank has brought what. Absent if requests do not tell ranks apart: there is an "
+            "entry for each `trainer_rank` that was declared or named, and, where GPUs got lists "
+            "of their own (`per_gpu`, `rank` of a bucket, `placement` sharded), one for each of "
+            "these GPUs. It is also in the `details` of an error of the update."},
+    {0},
+};
+
+/* The rows of what a commit changed. */
+
+static json_t *warnings_json(const void *from)
+{
+    const bool *warnings = from;
+    json_t *list = json_array();
+
+    for (int i = 0; i < CHANGE_WARNING_COUNT; i++)
+        if (warnings[i])
+            list = json_list_append(list, json_string(change_warning_name(i)));
+    return list;
+}
+
+static const struct member before_rows[] = {
+    {"weight_version", M_STRING, M_IN(struct change_counts, before_label)},
+    {"serial", M_INT, M_IN(struct change_counts, before_serial)},
+    {0},
+};
+
+const struct member changes_reply[] = {
+    {"before", M_OBJECT, .of = before_rows, .store = STORE_ROWS,
+     .doc = "The version that it is compared with"},
+    {"n_changed", M_INT, M_IN(struct change_counts, n[CHANGE_CHANGED])},
+    {"n_unchanged", M_INT, M_IN(struct change_counts, n[CHANGE_UNCHANGED]),
+     .doc = "Sent, with the bytes that were served"},
+    {"n_not_sent", M_INT, M_IN(struct change_counts, n[CHANGE_NOT_SENT]),
+     .doc = "Of a partial update"},
+    {"n_not_compared", M_INT, M_IN(struct change_counts, n[CHANGE_NOT_COMPARED]),
+     .doc = "Without a checksum, now or before: copied between GPUs, and the trainer gave none"},
+    {"n_newly_unchanged", M_INT, M_IN(struct change_counts, n_newly_unchanged),
+     .doc = "How many of n_unchanged are large (65536 elements or more, not all equal) and were "
+            "changed by the update before, or are compared for the first time"},
+    {"n_equal_to_another", M_INT, M_IN(struct change_counts, n_equal_to_another),
+     .doc = "Of n_changed: with the bytes that another tensor has, or had in the version before, "
+            "which were not equal before. Tensors of less than 64 bytes and constant ones (zeros, "
+            "ones) do not count"},
+    {"repeated", M_BOOL, M_IN(struct change_counts, repeated),
+     .doc = "Nothing changed, and the version has the label of the one before: the same push "
+            "again"},
+    {"warnings", M_ARRAY, .items = M_STRING, M_MADE(warnings_json, struct change_counts, warnings),
+     M_WORDS("nothing_changed", "few_unchanged", "equal_to_another"),
+     .doc = "`nothing_changed`: no tensor, in a version with another label. `few_unchanged`: "
+            "n_newly_unchanged is not 0, and less than n_changed. `equal_to_another`: "
+            "n_equal_to_another is not 0. Each is also an event (`weights.nothing_changed`)"},
+    {0},
+};
+
+json_t *changes_json(const void *from)
+{
+    const struct change_counts *c = from;
+
+    return c->known ? member_write(c, changes_reply) : json_null();
+}
+
+/* The rows of an update. */
+
+/* Coverage of the model's tensors. */
+static json_t *coverage_json(const void *from)
+{
+    const struct update_info *info = from;
+
+    if (info->partial)
+        return json_string("partial");
+    return json_string(info->n_missing > 0 ? "incomplete" : "whole");
+}
+
+static json_t *placement_json(const void *from)
+{
+    const struct update_info *info = from;
+
+    return json_string(info->sharded || info->by_owner ? "sharded" : "replicated");
 }
 
 /* Bytes per second since the first byte was requested, including waits for the trainer. null
  * until bytes have arrived. */
-static json_t *rate_json(const struct update_info *info)
+static json_t *rate_json(const void *from)
 {
+    const struct update_info *info = from;
+
     if (info->nbytes_done == 0 || info->receive_us == 0)
         return json_null();
     return json_integer((json_int_t)((double)info->nbytes_done * 1e6 / (double)info->receive_us));
 }
 
-/* Coverage of the model's tensors. */
-static const char *coverage(const struct update_info *info)
+static json_t *non_finite_json(const void *from)
 {
-    if (info->partial)
-        return "partial";
-    return info->n_missing > 0 ? "incomplete" : "whole";
+    const struct non_finite_names *found = from;
+
+    return names_json(found->names, found->n);
 }
 
-static json_t *sender_json(const struct update_sender *sender)
+/* Where checksums are computed: on the GPU for bytes from or to GPU memory, if the GPU can;
+ * otherwise on the host. null until bytes have arrived. */
+static json_t *checksums_on(const void *from)
 {
-    bool trainer = sender->place == NULL;
+    const struct update_info *info = from;
 
-    return json_pack("{s:o, s:s?, s:s?, s:I, s:I, s:s?}", "trainer_rank",
-                     trainer ? json_integer(sender->rank) : json_null(), "place", sender->place,
-                     "gpu", sender->gpu, "n_tensors", (json_int_t)sender->n_tensors, "nbytes",
-                     (json_int_t)sender->nbytes, "refused",
-                     sender->refused != ERR_NONE ? err_wire_name(sender->refused) : NULL);
-}
-
-/* Adds which rank brought what, if requests tell ranks apart. @object  may be NULL; NULL is
- * returned for lack of memory */
-static json_t *with_senders(json_t *object, const struct update_info *info)
-{
-    json_t *list;
-
-    if (object == NULL || info->n_senders == 0)
-        return object;
-    list = json_array();
-    for (uint32_t i = 0; i < info->n_senders; i++)
-        if (json_array_append_new(list, sender_json(&info->senders[i])) != 0)
-            goto err_decref;
-    if (json_object_set_new(object, "senders", list) == 0)
-        return object;
-    list = NULL; /* stolen */
-
-err_decref:
-    json_decref(list);
-    json_decref(object);
-    return NULL;
-}
-
-static json_t *warnings_json(const struct change_counts *c)
-{
-    json_t *list = json_array();
-
-    for (int i = 0; i < CHANGE_WARNING_COUNT; i++) {
-        if (c->warnings[i] &&
-            json_array_append_new(list, json_string(change_warning_name(i))) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
-    return list;
-}
-
-json_t *changes_json(const struct change_counts *c)
-{
-    if (!c->known)
+    if (info->n_tensors_done == 0 && !info->on_gpu)
         return json_null();
-    return json_pack(
-        "{s:{s:s, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "before", "weight_version",
-        c->before_label, "serial", (json_int_t)c->before_serial, "n_changed",
-        (json_int_t)c->n[CHANGE_CHANGED], "n_unchanged", (json_int_t)c->n[CHANGE_UNCHANGED],
-        "n_not_sent", (json_int_t)c->n[CHANGE_NOT_SENT], "n_not_compared",
-        (json_int_t)c->n[CHANGE_NOT_COMPARED], "n_newly_unchanged",
-        (json_int_t)c->n_newly_unchanged, "n_equal_to_another", (json_int_t)c->n_equal_to_another,
-        "repeated", (int)c->repeated, "warnings", warnings_json(c));
+    return json_string(info->host_sums || !info->on_gpu ? "host" : "gpu");
 }
+
+static const struct member mappings_rows[] = {
+    {"opened", M_INT, M_IN(struct source_counts, n_opened)},
+    {"closed", M_INT, M_IN(struct source_counts, n_closed)},
+    {"still_mapped", M_INT, M_IN(struct source_counts, n_mapped)},
+    {0},
+};
+
+static const struct member timing_rows[] = {
+    {"receive_ms", M_NUMBER, M_IN(struct update_info, receive_us), .per = M_MS},
+    {"verify_ms", M_NUMBER, M_IN(struct update_info, verify_us), .per = M_MS},
+    {"commit_ms", M_NUMBER, M_IN(struct update_info, commit_us), .per = M_MS},
+    {0},
+};
+
+static const struct member adapter_rows[] = {
+    {.name = "name", .type = M_STRING},
+    {.name = "revision", .type = M_INT},
+    {.name = "valid", .type = M_BOOL},
+    {0},
+};
+
+const struct member staging_reply[] = {
+    {"place", M_STRING, M_IN(struct update_room, place), .doc = "`host`, or a GPU: `cuda:0`"},
+    {"needed", M_INT, M_IN(struct update_room, nbytes_needed), .doc = "Bytes"},
+    {"available", M_INT, M_IN(struct update_room, nbytes_available), .doc = "Bytes"},
+    {0},
+};
+
+const struct member update_reply[] = {
+    {"update_id", M_STRING, M_IN(struct update_info, id), .flags = M_REQUIRED},
+    {"phase", M_STRING, M_IN(struct update_info, phase), .word = update_phase_name,
+     .flags = M_REQUIRED,
+     M_WORDS("starting", "open", "receiving", "verifying", "verified", "committed", "aborted")},
+    {"coverage", M_STRING | M_NULL, .make = coverage_json, COVERAGE_WORDS, .doc = DOC_COVERAGE},
+    {"placement", M_STRING, .make = placement_json, M_WORDS("replicated", "sharded"),
+     .doc = DOC_PLACEMENT},
+    {"partial", M_BOOL, M_IN(struct update_info, partial)},
+    {"weight_version", M_STRING | M_NULL, M_IN(struct update_info, label),
+     .doc = "null if none was given yet"},
+    {"serial", M_INT | M_NULL, M_IN(struct update_info, serial),
+     .doc = "Serial of the committed version"},
+    {"staging_nbytes", M_INT, M_IN(struct update_info, nbytes_staging)},
+    {"nbytes_done", M_INT, M_IN(struct update_info, nbytes_done)},
+    {"nbytes_total", M_INT, M_IN(struct update_info, nbytes_total)},
+    {"nbytes_per_s", M_INT | M_NULL, .make = rate_json,
+     .doc = "Over the time in which requests were received, with waits for their senders; null "
+            "before the first bytes"},
+    {"n_tensors_done", M_INT, M_IN(struct update_info, n_tensors_done)},
+    {"n_tensors_total", M_INT, M_IN(struct update_info, n_tensors_total)},
+    {"tensor", M_STRING | M_NULL, M_IN(struct update_info, tensor),
+     .doc = "The tensor being received; null until memory for the whole request is allocated"},
+    {"lease_left_s", M_NUMBER, M_IN(struct update_info, lease_left_us), .per = M_S,
+     .doc = "The whole lease while chunks are received; 0 after the end"},
+    {"deadline_left_s", M_NUMBER, M_IN(struct update_info, deadline_left_us), .per = M_S,
+     .doc = "Time until the server ends the running chunk; without one, that of the lease"},
+    {"", M_ROWS_WITH(missing_rows)},
+    {"n_non_finite", M_INT, M_IN(struct update_info, non_finite.n)},
+    {"non_finite", M_ARRAY, .items = M_STRING, .max = UPDATE_NON_FINITE_MAX,
+     M_MADE(non_finite_json, struct update_info, non_finite),
+     .doc = "With --non-finite warn, the first tensors with NaN or infinity in the chunks that "
+            "arrived. Bytes that pass host memory are checked; of tensors copied from GPU to GPU "
+            "those that have checksums, are converted or are tied"},
+    {"mappings", M_OBJECT_IN(mappings_rows, struct update_info, mappings),
+     .doc = "Mappings of trainers' memory by this update"},
+    {"checksums_on", M_STRING | M_NULL, .make = checksums_on, M_WORDS("gpu", "host"),
+     .doc = "Where checksums of received bytes were computed: on the GPU in the pass that copied "
+            "them, or on the host; null before the first bytes"},
+    {"n_checksums", M_INT, M_IN(struct update_info, n_checksums),
+     .doc = "Checksums of the trainer that were compared with the bytes: those of each request on "
+            "each GPU, and those of the finish. 0: nothing proves that the bytes are the "
+            "trainer's"},
+    {"timing", M_OBJECT, .of = timing_rows, .store = STORE_ROWS},
+    {"error", M_OBJECT | M_NULL, .of = cause_reply, M_MADE(error_json, struct update_info, error)},
+    {"changes", M_OBJECT | M_NULL, .of = changes_reply,
+     M_MADE(changes_json, struct update_info, changes)},
+    {"", M_ROWS_WITH(senders_rows)},
+    {"n_unseen", M_INT, .flags = M_FLEET,
+     .doc = "In front of vLLM and SGLang: requests with tensors whose names cannot be read: those "
+            "of a path, and pickles of an unknown form. A broadcast without names is refused. With "
+            "--model or --manifest they are refused too, unless --allow-unseen-tensors is given"},
+    {"adapters", M_ARRAY, .items = M_OBJECT, .of = adapter_rows,
+     .doc = "In the answer to a commit: the loaded LoRA adapters. An update keeps every shape of "
+            "the model, so they stay valid"},
+    {"plan_digest", M_STRING, .doc = "Digest of the model's manifest; in the answer to start"},
+    {"boot_id", M_STRING, .doc = "In the answer to start"},
+    {"staging", M_ARRAY, .items = M_OBJECT, .of = staging_reply,
+     .doc = "In the answer to start: the memory that staging needs in each place that holds the "
+            "weights, and the memory available there"},
+    {"upstreams", M_ARRAY, .items = M_OBJECT, .of = result_reply, .flags = M_FLEET,
+     .doc = "With --stage: in the answer to a commit, and in the details of the error of a failed "
+            "hand-off, which upstreams have the version; `ok: false` gets it again without another "
+            "update"},
+    {0},
+};
 
 json_t *update_json(const struct update_info *info)
 {
-    return with_senders(
-        json_pack(
-            "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
-            "s:I, "
-            "s:o, s:I, s:o, "
-            "s:o, s:s?, s:I, s:o, s:o, s:o}",
-            "update_id", info->id, "phase", update_phase_name(info->phase), "coverage",
-            coverage(info), "placement", info->sharded || info->by_owner ? "sharded" : "replicated",
-            "partial", (int)info->partial, "weight_version",
-            info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
-            info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
-            "staging_nbytes", (json_int_t)info->nbytes_staging, "nbytes_done",
-            (json_int_t)info->nbytes_done, "nbytes_total", (json_int_t)info->nbytes_total,
-            "nbytes_per_s", rate_json(info), "n_tensors_done", (json_int_t)info->n_tensors_done,
-            "n_tensors_total", (json_int_t)info->n_tensors_total, "tensor",
-            info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
-            (double)info->lease_left_us / 1e6, "deadline_left_s",
-            (double)info->deadline_left_us / 1e6, "n_missing", (json_int_t)info->n_missing,
-            "missing", names_json(info->missing, info->n_missing), "n_non_finite",
-            (json_int_t)info->non_finite.n, "non_finite",
-            names_json(info->non_finite.names, info->non_finite.n), "mappings", mappings_json(info),
-            "checksums_on", checksums_on(info), "n_checksums", (json_int_t)info->n_checksums,
-            "timing", timing_json(info), "error", error_json(&info->error), "changes",
-            changes_json(&info->changes)),
-        info);
+    return member_write(info, update_reply);
 }
 
 json_t *update_details(const struct update_info *info)
 {
-    if (info == NULL || info->phase == UPDATE_NONE)
-        return NULL;
-    return with_senders(json_pack("{s:s, s:s, s:I, s:o}", "update_id", info->id, "phase",
-                                  update_phase_name(info->phase), "n_missing",
-                                  (json_int_t)info->n_missing, "missing",
-                                  names_json(info->missing, info->n_missing)),
-                        info);
+    static const struct member rows[] = {
+        {"update_id", M_STRING, M_IN(struct update_info, id)},
+        {"phase", M_STRING, M_IN(struct update_info, phase), .word = update_phase_name},
+        {"", M_ROWS_WITH(missing_rows)},
+        {"", M_ROWS_WITH(senders_rows)},
+        {0},
+    };
+
+    return info != NULL && info->phase != UPDATE_NONE ? member_write(info, rows) : NULL;
 }

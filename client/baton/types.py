@@ -232,95 +232,6 @@ class Ready(_Ready, total=False):
     warning: Optional[str]
 
 
-class UpdateMappings(TypedDict, total=False):
-    opened: int
-    closed: int
-    still_mapped: int
-
-
-class UpdateTiming(TypedDict, total=False):
-    receive_ms: float
-    verify_ms: float
-    commit_ms: float
-
-
-class UpdateAdaptersItem(TypedDict, total=False):
-    name: str
-    revision: int
-    valid: bool
-
-
-class UpdateStagingItem(TypedDict, total=False):
-    place: str
-    needed: int
-    available: int
-
-
-class _Update(TypedDict):
-    update_id: str
-    phase: Literal["starting", "open", "receiving", "verifying", "verified", "committed", "aborted"]
-
-
-class Update(_Update, total=False):
-    upstreams: Results
-    coverage: Coverage
-    n_unseen: int
-    placement: Placement
-    partial: bool
-    weight_version: Optional[str]
-    serial: Optional[int]
-    staging_nbytes: int
-    nbytes_done: int
-    nbytes_total: int
-    nbytes_per_s: Optional[int]
-    n_tensors_done: int
-    n_tensors_total: int
-    tensor: Optional[str]
-    lease_left_s: float
-    deadline_left_s: float
-    n_missing: int
-    missing: List[str]
-    n_non_finite: int
-    non_finite: List[str]
-    mappings: UpdateMappings
-    senders: Senders
-    n_checksums: int
-    checksums_on: Optional[Literal["gpu", "host"]]
-    timing: UpdateTiming
-    error: Optional[Dict[str, Any]]
-    changes: Optional[Changes]
-    adapters: List[UpdateAdaptersItem]
-    plan_digest: str
-    boot_id: str
-    staging: List[UpdateStagingItem]
-
-
-class SendersItem(TypedDict, total=False):
-    trainer_rank: Optional[int]
-    place: Optional[str]
-    gpu: Optional[str]
-    n_tensors: int
-    nbytes: int
-    refused: Optional[str]
-
-
-class ChangesBefore(TypedDict, total=False):
-    weight_version: str
-    serial: int
-
-
-class Changes(TypedDict, total=False):
-    before: ChangesBefore
-    n_changed: int
-    n_unchanged: int
-    n_not_sent: int
-    n_not_compared: int
-    n_newly_unchanged: int
-    n_equal_to_another: int
-    repeated: bool
-    warnings: List[Literal["nothing_changed", "few_unchanged", "equal_to_another"]]
-
-
 WeightsDiffTensorsItemEqualTo = TypedDict("WeightsDiffTensorsItemEqualTo", {"name": str, "in":
     Literal["version_before", "this_version"]}, total=False)
 
@@ -457,7 +368,7 @@ class StatusStage(TypedDict, total=False):
     n_handoffs: int
     n_repairs: int
     handoff: Optional[Update]
-    upstreams: Results
+    upstreams: List[Result]
     last_handoff_s: float
     error: Optional[StatusStageError]
 
@@ -609,45 +520,6 @@ class Status(TypedDict, total=False):
     nccl: StatusNccl
 
 
-class UpdateRecordSeconds(TypedDict, total=False):
-    wait: float
-    receive: float
-    proof: float
-    commit: float
-    whole: float
-
-
-class UpdateRecord(TypedDict, total=False):
-    update_id: Optional[str]
-    weight_version: Optional[str]
-    serial: Optional[int]
-    outcome: Literal["committed", "aborted", "refused"]
-    started_at: int
-    ended_at: int
-    seconds: UpdateRecordSeconds
-    nbytes: int
-    source: Optional[str]
-    route: Optional[str]
-    code: Optional[str]
-    message: Optional[str]
-    param: Optional[str]
-    peer: Optional[str]
-    key: Optional[str]
-    request_id: Optional[str]
-    changes: Optional[Changes]
-    count: int
-
-
-class ErrorRecord(TypedDict, total=False):
-    first_at: int
-    last_at: int
-    count: int
-    code: ErrorCode
-    message: Optional[str]
-    param: Optional[str]
-    route: Optional[str]
-
-
 class Admission(TypedDict, total=False):
     running: int
     waiting: int
@@ -665,15 +537,8 @@ class RecordedVersion(TypedDict, total=False):
     weight_version: str
 
 
-class ResultsItem(TypedDict):
-    upstream: str
-    ok: bool
-    status: Optional[int]
-    error: Optional[str]
-
-
 class Pause(TypedDict, total=False):
-    upstreams: Results
+    upstreams: List[Result]
     paused: bool
     state: Literal["pending", "held", "replacing", "resuming"]
     mode: Literal["keep", "wait", "abort"]
@@ -708,6 +573,148 @@ class ErrorError(TypedDict):
 
 class Error(TypedDict):
     error: ErrorError
+
+
+class UpdateMappings(TypedDict, total=False):
+    opened: int
+    closed: int
+    still_mapped: int
+
+
+class UpdateTiming(TypedDict, total=False):
+    receive_ms: float
+    verify_ms: float
+    commit_ms: float
+
+
+class UpdateAdaptersItem(TypedDict, total=False):
+    name: str
+    revision: int
+    valid: bool
+
+
+class UpdateStagingItem(TypedDict, total=False):
+    place: str
+    needed: int
+    available: int
+
+
+class _Update(TypedDict):
+    update_id: str
+    phase: Literal["starting", "open", "receiving", "verifying", "verified", "committed", "aborted"]
+
+
+class Update(_Update, total=False):
+    coverage: Optional[Literal["whole", "as_before", "partial", "incomplete", "unknown"]]
+    placement: Literal["replicated", "sharded"]
+    partial: bool
+    weight_version: Optional[str]
+    serial: Optional[int]
+    staging_nbytes: int
+    nbytes_done: int
+    nbytes_total: int
+    nbytes_per_s: Optional[int]
+    n_tensors_done: int
+    n_tensors_total: int
+    tensor: Optional[str]
+    lease_left_s: float
+    deadline_left_s: float
+    n_missing: int
+    missing: List[str]
+    n_non_finite: int
+    non_finite: List[str]
+    mappings: UpdateMappings
+    checksums_on: Optional[Literal["gpu", "host"]]
+    n_checksums: int
+    timing: UpdateTiming
+    error: Optional[Cause]
+    changes: Optional[Changes]
+    senders: List[Sender]
+    n_unseen: int
+    adapters: List[UpdateAdaptersItem]
+    plan_digest: str
+    boot_id: str
+    staging: List[UpdateStagingItem]
+    upstreams: List[Result]
+
+
+class Sender(TypedDict, total=False):
+    trainer_rank: Optional[int]
+    place: Optional[str]
+    gpu: Optional[str]
+    n_tensors: int
+    nbytes: int
+    refused: Optional[ErrorCode]
+
+
+class ChangesBefore(TypedDict, total=False):
+    weight_version: str
+    serial: int
+
+
+class Changes(TypedDict, total=False):
+    before: ChangesBefore
+    n_changed: int
+    n_unchanged: int
+    n_not_sent: int
+    n_not_compared: int
+    n_newly_unchanged: int
+    n_equal_to_another: int
+    repeated: bool
+    warnings: List[Literal["nothing_changed", "few_unchanged", "equal_to_another"]]
+
+
+class UpdateRecordSeconds(TypedDict, total=False):
+    wait: float
+    receive: float
+    proof: float
+    commit: float
+    whole: float
+
+
+class UpdateRecord(TypedDict, total=False):
+    update_id: Optional[str]
+    weight_version: Optional[str]
+    serial: Optional[int]
+    outcome: Literal["committed", "aborted", "refused"]
+    started_at: int
+    ended_at: int
+    seconds: UpdateRecordSeconds
+    nbytes: int
+    source: Optional[str]
+    route: Optional[str]
+    code: Optional[ErrorCode]
+    message: Optional[str]
+    param: Optional[str]
+    peer: Optional[str]
+    key: Optional[str]
+    request_id: Optional[str]
+    changes: Optional[Changes]
+    count: int
+
+
+class ErrorRecord(TypedDict, total=False):
+    first_at: int
+    last_at: int
+    count: int
+    code: ErrorCode
+    message: Optional[str]
+    param: Optional[str]
+    route: Optional[str]
+
+
+class Cause(TypedDict, total=False):
+    code: ErrorCode
+    message: str
+    param: Optional[str]
+    retryable: bool
+
+
+class Result(TypedDict):
+    upstream: str
+    ok: bool
+    status: Optional[int]
+    error: Optional[str]
 
 
 class SamplingParams(TypedDict, total=False):
@@ -758,19 +765,16 @@ class RolloutStep(TypedDict):
     step: int
 
 
-Placement = Literal["replicated", "sharded"]
 RoutedExperts = Optional[Union[RoutedExpertsObject, str]]
 RoutedExpertsNpy = Optional[str]
-Senders = List[SendersItem]
 Coverage = Optional[Literal["whole", "as_before", "partial", "incomplete", "unknown"]]
 ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "not_found", "no_route",
     "method_not_allowed", "timeout", "conflict", "no_engine", "no_gpu", "no_nccl", "group_left",
-    "no_zmq", "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",
+    "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",
     "precondition_failed", "too_large", "target_too_long", "unsupported_media_type",
     "expectation_failed", "misdirected_request", "manifest_mismatch", "incomplete_update",
     "checksum_mismatch", "non_finite_weights", "source_unreadable", "head_too_large", "client_gone",
     "internal_error", "engine_error", "not_recorded", "non_finite_logits", "cuda_error",
     "nccl_error", "upstream_error", "not_handed_over", "upstream_auth_failed", "upstream_timeout",
     "overloaded", "starting", "draining", "aborted", "paused", "asleep", "no_weights",
-    "out_of_memory", "http_version_not_supported", "insufficient_staging"]
-Results = List[ResultsItem]
+    "out_of_memory", "no_zmq", "http_version_not_supported", "insufficient_staging"]

@@ -6,13 +6,15 @@
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
+#include "handlers/rows/rows.h"
 
 #include <stdio.h>
 
 json_t *fleet_result_json(const char *name, bool ok, int status, const char *error)
 {
-    return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
-                     status > 0 ? json_integer(status) : json_null(), "error", error);
+    struct engine_result r = {.upstream = name, .ok = ok, .status = status, .error = error};
+
+    return member_write(&r, result_reply);
 }
 
 /* For an engine to which nothing was sent. */

@@ -154,6 +154,7 @@ static void store_default(void *where, const struct member *m)
                 *(int *)where = i;
         break;
     case STORE_NOT:
+    case STORE_CHARS:
     case STORE_TEXT:
     case STORE_JSON:
     case STORE_ROWS:
@@ -312,6 +313,7 @@ static int read_value(void *where, const struct member *m, const json_t *o, cons
     case STORE_JSON:
         return read_json(where, m, o, at, e);
     case STORE_NOT:
+    case STORE_CHARS:
     case STORE_ROWS:
         break;
     }
@@ -384,6 +386,7 @@ static int read_query(void *where, const struct member *m, const struct http_req
     case STORE_F64:
     case STORE_JSON:
     case STORE_NOT:
+    case STORE_CHARS:
     case STORE_ROWS:
         break;
     }

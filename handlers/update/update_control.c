@@ -41,19 +41,8 @@ static json_t *staging_json(const struct app_weights *weights, const struct upda
 {
     struct update_room rooms[STORE_PLACES_MAX];
     uint32_t n = updates_room(weights->updates, info, rooms);
-    json_t *list = json_array();
 
-    for (uint32_t i = 0; i < n; i++) {
-        json_t *room = json_pack("{s:s, s:I, s:I}", "place", rooms[i].place, "needed",
-                                 (json_int_t)rooms[i].nbytes_needed, "available",
-                                 (json_int_t)rooms[i].nbytes_available);
-
-        if (json_array_append_new(list, room) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
-    return list;
+    return member_write_list(rooms, n, sizeof rooms[0], staging_reply);
 }
 
 /* The reply to a start: the update, the model spec's digest, the boot id, and memory. NULL

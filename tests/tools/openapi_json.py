@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """openapi/baton.json, which /openapi.json serves and /docs shows, from
-  openapi/baton.yaml     what is written by hand: the text about routes, and replies
+  openapi/baton.yaml     what is written by hand: the text about routes, and short replies
   openapi/requests.json  the members of requests, from the rows in the program (handlers/rows/member.h)
+  openapi/replies.json   those of the parts of replies that have a name, in the same way
   docs/errors.md         the error codes
 All are tracked, so that a build needs no YAML.
 Usage: tests/tools/openapi_json.py [--check] [--program PRINT_CONTRACT] [ROOT]
-  writes baton.json, and with --program requests.json first; --check compares instead
+  writes baton.json, and with --program the other two first; --check compares instead
 """
 
 import copy
@@ -38,11 +39,17 @@ def lines(name, value):
     return dump(value)
 
 
-def requests_of(program):
+def replies_of(contract):
+    """openapi/replies.json: name -> schema."""
+    replies = {**contract["replies"], "ErrorCode": {"enum": [row["code"] for row in contract["codes"]]}}
+    return "{\n" + ",\n".join(f"{dump(name)}:{dump(schema)}" for name, schema in replies.items()) + "\n}\n"
+
+
+def requests_of(contract):
     """openapi/requests.json: path -> method -> {body, query}: schemas. Rows of the program with one path and
     method, which the body tells apart, are one operation: it takes the members of all."""
     paths = {}
-    for route in json.loads(subprocess.run([program], check=True, capture_output=True).stdout)["routes"]:
+    for route in contract["routes"]:
         for method in route["methods"]:
             if method == "HEAD":
                 continue
@@ -87,8 +94,12 @@ def made(root):
     document = yaml.safe_load((root / "openapi/baton.yaml").read_text(encoding="utf-8"))
     document = json.loads(json.dumps(document))  # YAML's aliases become copies
     add_requests(document, json.loads((root / "openapi/requests.json").read_text(encoding="utf-8")))
+    schemas = document["components"]["schemas"]
+    replies = json.loads((root / "openapi/replies.json").read_text(encoding="utf-8"))
+    assert not set(schemas) & set(replies), f"from the program: {set(schemas) & set(replies)}"
+    schemas.update(replies)
     document["x-error-codes"] = error_codes((root / "docs/errors.md").read_text(encoding="utf-8"))
-    assert set(document["x-error-codes"]) == set(document["components"]["schemas"]["ErrorCode"]["enum"])
+    assert set(document["x-error-codes"]) == set(schemas["ErrorCode"]["enum"])
     return lines("", document) + "\n"
 
 
@@ -101,10 +112,11 @@ def main():
         program = arguments[at + 1]
         del arguments[at : at + 2]
     root = pathlib.Path(arguments[0] if arguments else pathlib.Path(__file__).resolve().parents[2])
-    wrong = 0
-    for name, make in (("requests", program and (lambda: requests_of(program))), ("baton", lambda: made(root))):
-        if make is None:
-            continue
+    made_of, wrong = {}, 0
+    if program is not None:
+        contract = json.loads(subprocess.run([program], check=True, capture_output=True).stdout)
+        made_of = {"requests": lambda: requests_of(contract), "replies": lambda: replies_of(contract)}
+    for name, make in {**made_of, "baton": lambda: made(root)}.items():
         path, text = root / f"openapi/{name}.json", make()
         if not check:
             path.write_text(text, encoding="utf-8")

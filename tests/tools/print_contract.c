@@ -1,13 +1,38 @@
-/* Prints the routes with the schemas of their requests, and the error codes, as JSON: for
- * check_contract.py, and for openapi/requests.json, of which tests/tools/openapi_json.py makes the
- * document. */
+/* Prints the routes with the schemas of their requests, the schemas of replies, and the error
+ * codes, as JSON: for check_contract.py, and for openapi/requests.json and openapi/replies.json, of
+ * which tests/tools/openapi_json.py makes the document. */
 #include "base/err.h"
+#include "handlers/history_json.h"
+#include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/rows/member.h"
+#include "handlers/rows/rows.h"
+#include "handlers/update_json.h"
 
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Parts of replies that have a name in the document. */
+static const struct {
+    const char *name;
+    const struct member *rows;
+    const char *doc; /* or NULL */
+} reply_objects[] = {
+    {"Update", update_reply, NULL},
+    {"Sender", sender_reply, "What one rank has brought to an update"},
+    {"Changes", changes_reply,
+     "What a commit changed; the tensors are in /v1/weights/diff. null before the commit, and if "
+     "no version was before it since the server started. Absent in front of a fleet without "
+     "--stage"},
+    {"UpdateRecord", update_record_reply,
+     "The end of an update, or a request of an update that was refused and left it as it was"},
+    {"ErrorRecord", error_record_reply, NULL},
+    {"Cause", cause_reply, "Why something failed"},
+    {"Result", result_reply,
+     "In front of upstream engines, in each reply of a control route and in the details of its "
+     "errors: the result on one engine"},
+};
+enum { N_REPLY_OBJECTS = sizeof reply_objects / sizeof reply_objects[0] };
 
 static json_t *names(const struct member *rows, unsigned flags)
 {
@@ -48,9 +73,35 @@ static void set_type(json_t *schema, unsigned of, bool optional)
     json_decref(list);
 }
 
-static json_t *object_schema(const struct member *rows, unsigned flags, bool strict);
+/* What the rows are of. A reply has neither defaults nor what clients would have to obey. */
+enum form { OF_BODY, OF_QUERY, OF_REPLY };
 
-static void set_limits(json_t *schema, const struct member *m)
+static json_t *object_schema(const struct member *rows, enum form form, bool strict);
+
+static json_t *reference(const char *name)
+{
+    return json_pack("{s:o}", "$ref", json_sprintf("#/components/schemas/%s", name));
+}
+
+/* NULL: the rows have no name. */
+static json_t *rows_reference(const struct member *rows)
+{
+    for (size_t i = 0; i < N_REPLY_OBJECTS; i++)
+        if (reply_objects[i].rows == rows)
+            return reference(reply_objects[i].name);
+    return NULL;
+}
+
+static json_t *nested_schema(const struct member *m, enum form form)
+{
+    json_t *schema = form == OF_REPLY ? rows_reference(m->of) : NULL;
+
+    return schema != NULL
+               ? schema
+               : object_schema(m->of, form, form != OF_REPLY && (m->flags & M_OPEN) == 0);
+}
+
+static void set_limits(json_t *schema, const struct member *m, enum form form)
 {
     const char *low = "minLength", *high = "maxLength";
 
@@ -64,8 +115,9 @@ static void set_limits(json_t *schema, const struct member *m)
         low = "minProperties";
         high = "maxProperties";
     }
-    if (m->min != 0 || (m->flags & M_ABOVE) != 0 || m->store == STORE_U32 ||
-        m->store == STORE_U64 || ((m->type & (M_INT | M_NUMBER)) != 0 && m->max != 0))
+    if (m->min != 0 || (m->flags & M_ABOVE) != 0 ||
+        (form != OF_REPLY && (m->store == STORE_U32 || m->store == STORE_U64)) ||
+        ((m->type & (M_INT | M_NUMBER)) != 0 && m->max != 0))
         set(schema, low, json_integer(m->min));
     if (m->max != 0)
         set(schema, high, json_integer(m->max));
@@ -89,10 +141,9 @@ static json_t *default_json(const struct member *m)
     return value != NULL ? value : json_string(m->def);
 }
 
-static json_t *items_schema(const struct member *m)
+static json_t *items_schema(const struct member *m, enum form form)
 {
-    bool strict = (m->flags & M_OPEN) == 0;
-    json_t *items = m->of != NULL && (m->items & M_OBJECT) != 0 ? object_schema(m->of, 0, strict)
+    json_t *items = m->of != NULL && (m->items & M_OBJECT) != 0 ? nested_schema(m, form)
                                                                 : json_object();
 
     if (m->of == NULL)
@@ -118,56 +169,86 @@ static json_t *description(const struct member *m)
                         m->neutral);
 }
 
-static json_t *member_schema(const struct member *m, bool optional)
+static json_t *member_schema(const struct member *m, bool optional, enum form form)
 {
     unsigned type = m->type | ((m->flags & M_EACH) != 0 ? M_ARRAY : 0);
     bool listed = (type & M_ARRAY) != 0 || (type & M_MAP) != 0;
-    json_t *schema = type == M_OBJECT && m->of != NULL
-                         ? object_schema(m->of, 0, (m->flags & M_OPEN) == 0)
-                         : json_object();
+    json_t *schema = type == M_OBJECT && m->of != NULL ? nested_schema(m, form) : json_object();
 
-    set_type(schema, type, optional);
+    optional = optional || (type & M_NULL) != 0;
+    set_type(schema, type & ~(unsigned)M_NULL, optional);
     if ((type & M_OBJECT) != 0 && type != M_OBJECT && m->of != NULL)
-        (void)json_object_update_missing_new(schema,
-                                             object_schema(m->of, 0, (m->flags & M_OPEN) == 0));
-    set_limits(schema, m);
+        (void)json_object_update_missing_new(schema, nested_schema(m, form));
+    set_limits(schema, m, form);
     if (listed && m->items != M_ANY)
-        set(schema, (m->type & M_MAP) != 0 ? "additionalProperties" : "items", items_schema(m));
+        set(schema, (m->type & M_MAP) != 0 ? "additionalProperties" : "items",
+            items_schema(m, form));
     if (m->words != NULL && !listed)
         set(schema, "enum", words_json(m, optional));
     if ((m->flags & M_BASE64) != 0 && !listed)
         set(schema, "contentEncoding", json_string("base64"));
     if (m->def != NULL)
-        set(schema, "default", default_json(m));
+        set(schema, form == OF_REPLY ? "const" : "default", default_json(m));
     if (m->doc != NULL || m->neutral != NULL)
         set(schema, "description", description(m));
     return schema;
 }
 
-static void add_properties(json_t *properties, json_t *required, const struct member *rows,
-                           unsigned flags)
+/* Of an object with a name, and of an error's code: the reference, or null if it may be that. */
+static json_t *named_schema(const struct member *m)
 {
+    json_t *named = NULL;
+
+    if (m->word == err_wire_name)
+        named = reference("ErrorCode");
+    else if ((m->type & M_OBJECT) != 0 && m->of != NULL)
+        named = rows_reference(m->of);
+    if (named == NULL || (m->type & M_NULL) == 0)
+        return named;
+    return json_pack("{s:[{s:s}, o]}", "oneOf", "type", "null", named);
+}
+
+static json_t *reply_schema(const struct member *m)
+{
+    json_t *schema = named_schema(m);
+
+    if (schema == NULL)
+        schema = member_schema(m, false, OF_REPLY);
+    else if (m->doc != NULL)
+        set(schema, "description", description(m));
+    if ((m->flags & M_FLEET) != 0)
+        set(schema, "x-upstreams", json_true());
+    return schema;
+}
+
+static void add_properties(json_t *properties, json_t *required, const struct member *rows,
+                           enum form form)
+{
+    unsigned flags = form == OF_QUERY ? M_QUERY : 0;
+
     for (const struct member *m = rows; m != NULL && m->name != NULL; m++) {
         bool needed = (m->flags & M_REQUIRED) != 0;
 
         if ((m->type & M_ROWS) != 0) {
-            add_properties(properties, required, m->of, flags);
+            add_properties(properties, required, m->of, form);
             continue;
         }
         if ((m->flags & flags) != flags || json_object_get(properties, m->name) != NULL)
             continue;
-        set(properties, m->name, member_schema(m, !needed && flags == 0));
+        set(properties, m->name,
+            form == OF_REPLY ? reply_schema(m)
+                             : member_schema(m, !needed && form == OF_BODY, form));
         if (needed)
             (void)json_array_append_new(required, json_string(m->name));
     }
 }
 
-static json_t *object_schema(const struct member *rows, unsigned flags, bool strict)
+static json_t *object_schema(const struct member *rows, enum form form, bool strict)
 {
     json_t *properties = json_object(), *required = json_array();
     json_t *schema = json_pack("{s:s}", "type", "object");
 
-    add_properties(properties, required, rows, flags);
+    add_properties(properties, required, rows, form);
     if (strict)
         set(schema, "additionalProperties", json_false());
     if (json_array_size(required) > 0)
@@ -208,10 +289,24 @@ static json_t *route_json(const struct route *r)
                             role_name(r->role));
 
     if (r->members != NULL)
-        set(row, "body_schema", object_schema(r->members, 0, r->strict));
+        set(row, "body_schema", object_schema(r->members, OF_BODY, r->strict));
     if (r->query != NULL)
-        set(row, "query_schema", object_schema(r->query, M_QUERY, true));
+        set(row, "query_schema", object_schema(r->query, OF_QUERY, true));
     return row;
+}
+
+static json_t *replies_json(void)
+{
+    json_t *replies = json_object();
+
+    for (size_t i = 0; i < N_REPLY_OBJECTS; i++) {
+        json_t *schema = object_schema(reply_objects[i].rows, OF_REPLY, false);
+
+        if (reply_objects[i].doc != NULL)
+            set(schema, "description", json_string(reply_objects[i].doc));
+        set(replies, reply_objects[i].name, schema);
+    }
+    return replies;
 }
 
 int main(void)
@@ -224,7 +319,7 @@ int main(void)
         (void)json_array_append_new(codes, json_pack("{s:s, s:i, s:b}", "code", err_wire_name(code),
                                                      "status", err_http_status(code), "retryable",
                                                      (int)err_retryable(code)));
-    all = json_pack("{s:o, s:o}", "routes", rows, "codes", codes);
+    all = json_pack("{s:o, s:o, s:o}", "routes", rows, "replies", replies_json(), "codes", codes);
     if (all == NULL || json_dumpf(all, stdout, JSON_INDENT(1)) != 0)
         return 1;
     json_decref(all);

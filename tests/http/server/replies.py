@@ -1,13 +1,23 @@
-"""Replies of a running server have the members that openapi/baton.yaml gives them: none that it does
-not describe, and each that it describes is in one of them.
-Usage: replies.py URL BATON_YAML CHECKPOINT URL_OF_EXPERTS: the second serves a model with experts"""
+"""Replies of a running server have the members that openapi/baton.json gives them: none that it does
+not describe, each that it describes is in one of them, and values are of its types and words.
+Usage: replies.py URL BATON_JSON CHECKPOINT URL_OF_EXPERTS: the second serves a model with experts"""
 
 import json
 import sys
 import urllib.error
 import urllib.request
 
-import yaml
+KINDS = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict,
+         "null": type(None)}
+
+
+def is_of(schema, value):
+    """Is the value of the schema's types, and one of its words?"""
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    fits = not kinds or any(isinstance(value, KINDS[kind]) and (kind == "boolean") == isinstance(value, bool)
+                            for kind in kinds)
+    return fits and value in schema.get("enum", [value]) and value == schema.get("const", value)
 
 
 class Check:
@@ -29,6 +39,8 @@ class Check:
         if "oneOf" in schema:
             branches = [self.resolve(s) for s in schema["oneOf"]]
             schema = next(s for s in branches if (s.get("type") == "null") == (value is None))
+        if not is_of(schema, value):
+            self.wrong.add(f"{where}: {json.dumps(value)[:60]} is not what the document has")
         if isinstance(value, list):
             for element in value:
                 self.walk(schema.get("items", {}), element, where + "/*")
@@ -113,7 +125,7 @@ def experts(c):
 
 def main():
     with open(sys.argv[2], encoding="utf-8") as f:
-        c = Check(sys.argv[1], yaml.safe_load(f))
+        c = Check(sys.argv[1], json.load(f))
     with open(sys.argv[3], "rb") as f:
         checkpoint = f.read()
     for path in "/livez", "/version", "/v1/status", "/v1/models":

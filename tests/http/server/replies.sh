@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The members of replies are those of openapi/baton.yaml.
+# The members of replies are those of openapi/baton.json.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 start_server --model "$MODEL/../tiny-qwen3-moe"
 experts=$URL experts_pid=$SERVER_PID
 start_server --model "$MODEL" --weights none --sglang-base-gpu-id 0
-"$PYTHON" "$(dirname "$0")/replies.py" "$URL" "$(dirname "$CLIENT")/../openapi/baton.yaml" \
+"$PYTHON" "$(dirname "$0")/replies.py" "$URL" "$(dirname "$CLIENT")/../openapi/baton.json" \
   "$CHECKPOINTS/step-00100.safetensors" "$experts" || {
   kill "$experts_pid"
-  fail "replies and openapi/baton.yaml differ"
+  fail "replies and openapi/baton.json differ"
 }
 expect 200 GET /readyz
 stop_server

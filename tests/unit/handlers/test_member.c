@@ -1,5 +1,6 @@
 /* Reading requests by rows: each kind of value, in a body and in the query, and that the rows of
- * all routes fit the fields that they name. */
+ * all routes fit the fields that they name. Writing replies by rows: each kind of value, and a lack
+ * of memory. */
 #include "handlers/rows/member.h"
 
 #include "handlers/route.h"
@@ -8,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -250,12 +252,121 @@ static void test_member_rows_of_routes(void **state)
     }
 }
 
+enum color { RED, BLUE };
+
+static const char *color_name(enum color color)
+{
+    return color == RED ? "red" : "blue";
+}
+
+struct written {
+    const char *name, *none;
+    char text[8], empty[8];
+    enum color color;
+    bool fast, known;
+    uint32_t few;
+    uint64_t us, zero;
+    int level;
+    double ratio;
+    struct inner inner;
+};
+
+static json_t *twice_json(const void *few)
+{
+    return json_integer(*(const uint32_t *)few * 2);
+}
+
+static json_t *no_items_json(const void *from)
+{
+    (void)from;
+    return json_array();
+}
+
+static const struct member written_rows[] = {
+    {"name", M_STRING, M_IN(struct written, name)},
+    {"none", M_STRING | M_NULL, M_IN(struct written, none)},
+    {"text", M_STRING | M_NULL, M_IN(struct written, text)},
+    {"empty", M_STRING | M_NULL, M_IN(struct written, empty)},
+    {"color", M_STRING, M_IN(struct written, color), .word = color_name},
+    {"pace", M_STRING, M_IN(struct written, fast), M_WORDS("slow", "fast")},
+    {"fast", M_BOOL, M_IN(struct written, fast)},
+    {"few", M_INT, M_IN(struct written, few)},
+    {"twice", M_INT, M_MADE(twice_json, struct written, few)},
+    {"ms", M_NUMBER, M_IN(struct written, us), .per = M_MS},
+    {"s", M_INT, M_IN(struct written, us), .per = M_S},
+    {"zero", M_INT | M_NULL, M_IN(struct written, zero)},
+    {"level", M_INT, M_IN(struct written, level)},
+    {"ratio", M_NUMBER, M_IN(struct written, ratio)},
+    {"inner", M_OBJECT_IN(inner_rows, struct written, inner)},
+    {"known_or_null", M_INT | M_NULL, M_IN(struct written, few), M_GIVEN(struct written, known)},
+    {"known", M_INT, M_IN(struct written, few), M_GIVEN(struct written, known)},
+    {"items", M_ARRAY, .make = no_items_json, .flags = M_IF_ANY},
+    {"kind", M_STRING, .def = "one"},
+    {.name = "later", .type = M_STRING},
+    {"", M_ROWS_IN(inner_rows, struct written, inner)},
+    {0},
+};
+
+static const struct written written = {.name = "a",
+                                       .text = "b",
+                                       .color = BLUE,
+                                       .fast = true,
+                                       .few = 3,
+                                       .us = 1500000,
+                                       .level = -1,
+                                       .ratio = 0.5,
+                                       .inner = {.offset = 7}};
+
+static void test_member_write_values(void **state)
+{
+    static const char expected[] =
+        "{\"name\":\"a\",\"none\":null,\"text\":\"b\",\"empty\":null,\"color\":\"blue\","
+        "\"pace\":\"fast\",\"fast\":true,\"few\":3,\"twice\":6,\"ms\":1500.0,\"s\":1,"
+        "\"zero\":null,\"level\":-1,\"ratio\":0.5,\"inner\":{\"offset\":7},"
+        "\"known_or_null\":null,\"kind\":\"one\",\"offset\":7}";
+    json_t *made = member_write(&written, written_rows);
+    char *text = json_dumps(made, JSON_COMPACT);
+
+    (void)state;
+    assert_string_equal(text, expected);
+    free(text);
+    json_decref(made);
+}
+
+static size_t n_blocks_left;
+
+static void *scarce_malloc(size_t nbytes)
+{
+    return n_blocks_left > 0 && n_blocks_left-- > 0 ? malloc(nbytes) : NULL;
+}
+
+static void test_member_write_without_memory(void **state)
+{
+    json_t *made = NULL;
+    size_t n;
+
+    (void)state;
+    json_set_alloc_funcs(scarce_malloc, free);
+    for (n = 0; made == NULL; n++) {
+        n_blocks_left = n;
+        made = member_write_list(&written, 1, sizeof written, written_rows);
+    }
+    json_set_alloc_funcs(malloc, free);
+    assert_true(n > 20);
+    assert_int_equal(json_object_size(json_array_get(made, 0)), 18);
+    json_decref(made);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_member_defaults),       cmocka_unit_test(test_member_values),
-        cmocka_unit_test(test_member_refusals),       cmocka_unit_test(test_member_query),
+        cmocka_unit_test(test_member_defaults),
+        cmocka_unit_test(test_member_values),
+        cmocka_unit_test(test_member_refusals),
+        cmocka_unit_test(test_member_query),
         cmocka_unit_test(test_member_rows_of_routes),
+        cmocka_unit_test(test_member_write_values),
+        cmocka_unit_test(test_member_write_without_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
