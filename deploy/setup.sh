@@ -6,7 +6,8 @@
 set -euo pipefail
 
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev
-  libpcre2-dev libutf8proc-dev nettle-dev libxxhash-dev libcurl4-gnutls-dev curl jq python3)
+  libpcre2-dev libutf8proc-dev nettle-dev libxxhash-dev libzstd-dev libcurl4-gnutls-dev curl jq
+  python3)
 package=(patchelf dpkg-dev file)
 test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp python3-zmq python3-torch libzmq5 openssl
   clang-format-14 clang-tidy-14 shellcheck procps python3-venv chromium prometheus zsh groff mandoc systemd)

@@ -63,6 +63,8 @@ LIBRARIES = {
     "curl/curl.h": ("http/client/", "client/"),
     "cuda.h": ("driver/",),
     "nccl.h": ("driver/",),
+    "zstd.h": ("weights/delta/",),
+    "zstd_errors.h": ("weights/delta/",),
     "dlfcn.h": ("driver/", "http/server/http_server_library.c", "http/server/http_server_chunks.c"),
     "jansson.h": ("base/json_parse", "text/", "weights/", "http/client/", "transport/", "engine/",
                   "fleet/api/", "handlers/", "cli/", "server/config/", "server/main.c"),

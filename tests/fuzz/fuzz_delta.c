@@ -1,0 +1,176 @@
+/* A delta from a stranger: names, dtypes and shapes of parts, and their bytes. What is refused says
+ * why; what is accepted makes tensors of the model, from a base that stays as it is, the same
+ * elsewhere and in place.
+ *
+ * Input: the number of parts, and for each a name, a dtype and a shape (two bytes a dimension);
+ * then the bytes of all. */
+#include "tests/fuzz/fuzz.h"
+
+#include "weights/delta/delta.h"
+
+enum { PARTS_MAX = 6 };
+
+static const enum err_code codes[] = {ERR_BAD_REQUEST, ERR_MISMATCH, ERR_TOO_LARGE, ERR_NONE};
+
+static const char *const stems[] = {"a", "b", "c", "tied", "fused", "d", "none", ""};
+static const char *const parts_of[] = {"",           "#gap",        "#bitmap",    "#index",
+                                       "#range",     "#xor",        "#value",     "#gap.zst",
+                                       "#xor.zst",   "#bitmap.zst", "#index.zst", "#range.zst",
+                                       "#value.zst", "#",           "#.zst",      "#gap#xor"};
+
+/* "d" has no elements; "c" has bytes of one. */
+static struct model_spec *model_new(void)
+{
+    static const uint64_t a[] = {30, 40}, b[] = {65}, c[] = {1000}, d[] = {0, 4};
+    static const char *const table[] = {"a", NULL}, *const halves[] = {"a", "e", NULL};
+    const struct alias_spec aliases[] = {
+        {.name = "tied", .kind = ALIAS_TIED, .targets = table},
+        {.name = "fused", .kind = ALIAS_FUSED, .targets = halves, .ndim = 2, .shape = {60, 40}}};
+    struct tensor_list_builder *builder;
+    struct tensor_list *list;
+    struct model_spec *m;
+    struct err e = {0};
+
+    CHECK(tensor_list_builder_new(&builder, &e) == 0);
+    CHECK(tensor_list_builder_add(builder, "a", DTYPE_BF16, a, 2, UINT64_MAX, &e) == 0);
+    CHECK(tensor_list_builder_add(builder, "b", DTYPE_F64, b, 1, UINT64_MAX, &e) == 0);
+    CHECK(tensor_list_builder_add(builder, "c", DTYPE_F8_E4M3, c, 1, UINT64_MAX, &e) == 0);
+    CHECK(tensor_list_builder_add(builder, "d", DTYPE_F32, d, 2, UINT64_MAX, &e) == 0);
+    CHECK(tensor_list_builder_add(builder, "e", DTYPE_BF16, a, 2, UINT64_MAX, &e) == 0);
+    CHECK(tensor_list_builder_finish(builder, &list, &e) == 0);
+    CHECK(model_spec_new(&m, list, aliases, 2, &e) == 0);
+    return m;
+}
+
+static const struct model_spec *model(void)
+{
+    static struct model_spec *m;
+
+    if (m == NULL)
+        m = model_new();
+    return m;
+}
+
+static struct delta_merge *merge(void)
+{
+    static struct delta_merge *m;
+    struct err e = {0};
+
+    if (m == NULL)
+        CHECK(delta_merge_new(&m, &e) == 0);
+    return m;
+}
+
+static uint32_t take_two(struct taker *t)
+{
+    uint32_t low = take_byte(t);
+
+    return low + 256 * (uint32_t)take_byte(t);
+}
+
+/* NULL: the list was refused. */
+static struct tensor_list *take_parts(struct taker *t)
+{
+    uint32_t n = 1 + take_below(t, PARTS_MAX);
+    struct tensor_list_builder *b;
+    struct tensor_list *list;
+    struct err e = {0};
+
+    CHECK(tensor_list_builder_new(&b, &e) == 0);
+    for (uint32_t i = 0; i < n; i++) {
+        char name[64];
+        uint64_t shape[3];
+        uint32_t ndim;
+        enum dtype dtype;
+
+        (void)snprintf(name, sizeof name, "%s%s", stems[take_below(t, 8)],
+                       parts_of[take_below(t, 16)]);
+        dtype = 1 + take_below(t, DTYPE_COUNT - 1);
+        ndim = take_below(t, 4);
+        for (uint32_t k = 0; k < ndim; k++)
+            shape[k] = take_two(t);
+        if (tensor_list_builder_add(b, name, dtype, shape, ndim, UINT64_MAX, &e) != 0) {
+            check_refusal(&e, codes, "/");
+            tensor_list_builder_free(b);
+            return NULL;
+        }
+    }
+    CHECK(tensor_list_builder_finish(b, &list, &e) == 0);
+    return list;
+}
+
+/* Exactly, so that a read beyond it is seen; bytes that the input has not are 0. */
+static char *take_bytes(struct taker *t, uint64_t nbytes)
+{
+    uint64_t n = (uint64_t)(t->end - t->at) < nbytes ? (uint64_t)(t->end - t->at) : nbytes;
+    char *bytes = calloc(1, nbytes + (nbytes == 0));
+
+    CHECK(bytes != NULL);
+    if (n > 0)
+        memcpy(bytes, t->at, n);
+    t->at += n;
+    return bytes;
+}
+
+static struct delta_bytes part_bytes(const struct tensor_list *parts, char *const *bytes,
+                                     const struct delta_part *part)
+{
+    if (part->i == TENSOR_LIST_NO_TENSOR)
+        return (struct delta_bytes){NULL, 0};
+    CHECK(part->i < parts->n_tensors);
+    return (struct delta_bytes){bytes[part->i], parts->tensors[part->i].nbytes};
+}
+
+static void check_apply(const struct tensor_list *parts, char *const *bytes,
+                        const struct tensor_spec *t, const struct delta_tensor *d)
+{
+    struct delta_bytes positions = part_bytes(parts, bytes, &d->positions);
+    struct delta_bytes values = part_bytes(parts, bytes, &d->values);
+    char *base = malloc(t->nbytes + 1), *out = malloc(t->nbytes + 1);
+    struct err e = {0}, again = {0};
+    int rc;
+
+    CHECK(base != NULL && out != NULL && values.data != NULL);
+    for (uint64_t i = 0; i < t->nbytes; i++)
+        base[i] = (char)(i * 7);
+    out[t->nbytes] = base[t->nbytes] = 0x55;
+    rc = delta_apply(merge(), out, t, d, base, positions, values, &e);
+    CHECK(out[t->nbytes] == 0x55);
+    for (uint64_t i = 0; i < t->nbytes; i++)
+        CHECK(base[i] == (char)(i * 7));
+    CHECK(delta_apply(merge(), base, t, d, base, positions, values, &again) == rc);
+    if (rc != 0) {
+        check_refusal(&e, codes, "/names/");
+        CHECK(strcmp(e.msg, again.msg) == 0);
+    } else {
+        CHECK(memcmp(out, base, t->nbytes) == 0);
+    }
+    free(base);
+    free(out);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
+{
+    struct taker t = {data, data + len};
+    struct tensor_list *parts = take_parts(&t);
+    struct delta *d = NULL;
+    struct err e = {0};
+    char *bytes[PARTS_MAX];
+
+    if (parts == NULL)
+        return 0;
+    if (delta_of_parts(&d, model(), parts, &e) != 0) {
+        check_refusal(&e, codes, "/");
+        CHECK(d == NULL);
+    } else {
+        for (uint32_t i = 0; i < parts->n_tensors; i++)
+            bytes[i] = take_bytes(&t, parts->tensors[i].nbytes);
+        for (uint32_t k = 0; k < d->result->n_tensors; k++)
+            check_apply(parts, bytes, &d->result->tensors[k], &d->tensors[k]);
+        for (uint32_t i = 0; i < parts->n_tensors; i++)
+            free(bytes[i]);
+    }
+    delta_free(d);
+    tensor_list_unref(parts);
+    return 0;
+}

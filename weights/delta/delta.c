@@ -1,0 +1,314 @@
+/* From the names of a transfer to what each tensor's change consists of. */
+#include "weights/delta/delta.h"
+
+#include "base/utf8.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What follows the last '#' of a name. */
+enum part_name { PART_GAP, PART_BITMAP, PART_INDEX, PART_RANGE, PART_XOR, PART_VALUE, PART_NONE };
+
+static const struct part_row {
+    const char *name;
+    bool is_values;
+    enum part_name values; /* of positions: the values that belong to them */
+    enum delta_kind kind;  /* of positions, or of values that have none */
+} part_rows[PART_NONE] = {
+    [PART_GAP] = {"gap", false, PART_XOR, DELTA_GAP},
+    [PART_BITMAP] = {"bitmap", false, PART_XOR, DELTA_BITMAP},
+    [PART_INDEX] = {"index", false, PART_VALUE, DELTA_INDEX},
+    [PART_RANGE] = {"range", false, PART_VALUE, DELTA_RANGE},
+    [PART_XOR] = {"xor", true, PART_NONE, DELTA_XOR},
+    [PART_VALUE] = {"value", true, PART_NONE, DELTA_KIND_COUNT},
+};
+
+static const char compressed[] = ".zst";
+
+struct reading {
+    const struct model_spec *m;
+    const struct tensor_list *parts;
+    struct tensor_list_builder *result; /* owned */
+    uint32_t n;                         /* tensors of it */
+    struct delta_tensor *tensors;       /* owned; [parts->n_tensors] */
+    enum part_name (*names)[2]; /* owned; the same: of positions and values; PART_NONE: not yet */
+    struct model_spec_match last;
+};
+
+enum { POSITIONS, VALUES };
+
+static const char *part_field(char field[ERR_FIELD_MAX], const char *list, uint32_t i)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "/%s/%u", list, (unsigned)i);
+    return field;
+}
+
+static int add_result(struct reading *r, const struct tensor_spec *t, uint32_t i, struct err *e)
+{
+    static const struct delta_part none = {.i = TENSOR_LIST_NO_TENSOR};
+    struct err late = {0};
+
+    if (tensor_list_builder_add(r->result, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX,
+                                &late) != 0) {
+        char field[ERR_FIELD_MAX];
+
+        return err_set(e, late.code, part_field(field, "names", i), "%s", late.msg);
+    }
+    r->tensors[r->n] = (struct delta_tensor){
+        .unit = (uint32_t)dtype_nbytes(t->dtype), .positions = none, .values = none};
+    r->names[r->n][POSITIONS] = r->names[r->n][VALUES] = PART_NONE;
+    r->n++;
+    return 0;
+}
+
+static int twice(const struct tensor_spec *t, uint32_t i, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    return err_set(e, ERR_BAD_REQUEST, part_field(field, "names", i),
+                   "'%.*s' does not belong together with what comes before it of the same tensor: "
+                   "a tensor is sent whole, or as one xor, or as one of gap, bitmap, index and "
+                   "range with its xor or value",
+                   utf8_cut_name(t->name), t->name);
+}
+
+static int read_whole(struct reading *r, uint32_t i, struct err *e)
+{
+    const struct tensor_spec *t = &r->parts->tensors[i];
+    struct delta_tensor *d = &r->tensors[r->n];
+
+    if (model_spec_match_next(r->m, &r->last, t, false, i, &r->last, e) != 0)
+        return -1;
+    if (tensor_list_builder_find(r->result, t->name) != TENSOR_LIST_NO_TENSOR)
+        return twice(t, i, e);
+    if (add_result(r, t, i, e) != 0)
+        return -1;
+    d->kind = DELTA_WHOLE;
+    d->values = (struct delta_part){.i = i, .nbytes = t->nbytes};
+    return 0;
+}
+
+/* Splits a name at its last '#'. */
+struct split {
+    char stem[TENSOR_LIST_NAME_LEN_MAX + 1];
+    enum part_name part;
+    bool zstd;
+};
+
+static int split_name(const struct reading *r, uint32_t i, struct split *out, struct err *e)
+{
+    const char *name = r->parts->tensors[i].name, *mark = strrchr(name, '#');
+    size_t len = strlen(mark + 1), n_zst = sizeof compressed - 1;
+    char field[ERR_FIELD_MAX];
+
+    memcpy(out->stem, name, (size_t)(mark - name));
+    out->stem[mark - name] = '\0';
+    out->zstd = len > n_zst && strcmp(mark + 1 + len - n_zst, compressed) == 0;
+    if (out->zstd)
+        len -= n_zst;
+    for (out->part = 0; out->part < PART_NONE; out->part++)
+        if (strncmp(part_rows[out->part].name, mark + 1, len) == 0 &&
+            part_rows[out->part].name[len] == '\0')
+            return 0;
+    return err_set(e, ERR_BAD_REQUEST, part_field(field, "names", i),
+                   "'%.*s' is no part of a delta; parts of a tensor are #gap, #bitmap, #index, "
+                   "#range, #xor and #value, each also with .zst",
+                   utf8_cut_name(name), name);
+}
+
+/* The tensor that a part is of, as the model spec has it. @out->name  borrowed from `stem` */
+static int find_target(struct reading *r, const char *stem, uint32_t i, struct tensor_spec *out,
+                       struct err *e)
+{
+    struct tensor_spec named = {.name = stem, .dtype = DTYPE_U8};
+    const struct alias *alias;
+    char field[ERR_FIELD_MAX];
+
+    if (!model_spec_find(r->m, &r->last, stem, &r->last)) /* says which name is like it */
+        return model_spec_match(r->m, &named, false, i, &r->last, e);
+    alias = r->last.alias;
+    if (alias != NULL && alias->kind != ALIAS_TIED)
+        return err_set(
+            e, ERR_BAD_REQUEST, part_field(field, "names", i),
+            "the model keeps no tensor '%.*s' of its own (it is %s), so it has nothing "
+            "that a part could change: send %s",
+            utf8_cut_name(stem), stem, alias->kind == ALIAS_FUSED ? "fused of others" : "derived",
+            alias->kind == ALIAS_FUSED ? "parts of those, or the whole tensor" : "none of it");
+    *out = r->m->tensor_list->tensors[alias != NULL ? alias->targets[0] : r->last.index];
+    out->name = stem;
+    return 0;
+}
+
+static bool is_unsigned(enum dtype dtype)
+{
+    return dtype == DTYPE_U8 || dtype == DTYPE_U16 || dtype == DTYPE_U32 || dtype == DTYPE_U64;
+}
+
+/* Can a part of `target` have this dtype? */
+static bool dtype_fits(const struct tensor_spec *t, enum part_name part,
+                       const struct tensor_spec *target)
+{
+    bool signed32 = t->dtype == DTYPE_I32 && target->numel <= (uint64_t)INT32_MAX + 1;
+
+    switch (part) {
+    case PART_GAP:
+        return t->dtype == DTYPE_U16;
+    case PART_BITMAP:
+        return t->dtype == DTYPE_U8;
+    case PART_INDEX: /* a negative position of I32 is too large a one of U32 */
+        return t->dtype == DTYPE_U32 || t->dtype == DTYPE_U64 || t->dtype == DTYPE_I64 || signed32;
+    case PART_RANGE:
+        return t->dtype == DTYPE_U64;
+    case PART_XOR:
+        return is_unsigned(t->dtype) && dtype_nbytes(t->dtype) == dtype_nbytes(target->dtype);
+    default:
+        return t->dtype == target->dtype ||
+               (is_unsigned(t->dtype) && dtype_nbytes(t->dtype) == dtype_nbytes(target->dtype));
+    }
+}
+
+static int check_part(const struct tensor_spec *t, const struct split *s,
+                      const struct tensor_spec *target, uint32_t i, struct err *e)
+{
+    bool pairs = s->part == PART_RANGE && !s->zstd;
+    char field[ERR_FIELD_MAX], shape[180];
+
+    if (s->zstd ? t->dtype != DTYPE_U8 : !dtype_fits(t, s->part, target))
+        return err_set(e, ERR_MISMATCH, part_field(field, "dtypes", i),
+                       "part '%.*s' is %s, which is not its dtype for a tensor of %s",
+                       utf8_cut_name(t->name), t->name, dtype_name(t->dtype),
+                       s->zstd ? "compressed bytes" : dtype_name(target->dtype));
+    if ((pairs && (t->ndim != 2 || t->shape[1] != 2)) ||
+        (!pairs && t->ndim != 1 && (s->part != PART_XOR || s->zstd)))
+        return err_set(e, ERR_MISMATCH, part_field(field, "shapes", i),
+                       "part '%.*s' has shape %s, and needs %s", utf8_cut_name(t->name), t->name,
+                       tensor_list_shape_text(t, shape, sizeof shape), pairs ? "[k, 2]" : "[n]");
+    return 0;
+}
+
+static int read_part(struct reading *r, uint32_t i, struct err *e)
+{
+    const struct tensor_spec *t = &r->parts->tensors[i];
+    struct tensor_spec target;
+    struct delta_part *part;
+    struct delta_tensor *d;
+    struct split s;
+    uint32_t k, side;
+
+    if (split_name(r, i, &s, e) != 0 || find_target(r, s.stem, i, &target, e) != 0 ||
+        check_part(t, &s, &target, i, e) != 0)
+        return -1;
+    k = tensor_list_builder_find(r->result, s.stem);
+    if (k == TENSOR_LIST_NO_TENSOR) {
+        k = r->n;
+        if (add_result(r, &target, i, e) != 0)
+            return -1;
+    }
+    d = &r->tensors[k];
+    side = part_rows[s.part].is_values ? VALUES : POSITIONS;
+    part = side == VALUES ? &d->values : &d->positions;
+    if (part->i != TENSOR_LIST_NO_TENSOR)
+        return twice(t, i, e);
+    *part = (struct delta_part){.i = i, .nbytes = s.zstd ? 0 : t->nbytes, .zstd = s.zstd};
+    r->names[k][side] = s.part;
+    if (s.part == PART_INDEX && !s.zstd)
+        d->position_nbytes = (uint32_t)dtype_nbytes(t->dtype);
+    return 0;
+}
+
+/* All parts are there: which kind are they? */
+static int settle_kind(const struct reading *r, uint32_t k, const struct tensor_spec *result,
+                       struct err *e)
+{
+    enum part_name positions = r->names[k][POSITIONS], values = r->names[k][VALUES];
+    struct delta_tensor *d = &r->tensors[k];
+    const struct tensor_spec *part;
+    char field[ERR_FIELD_MAX], shape[180];
+
+    if (positions == PART_NONE && values == PART_NONE)
+        return 0; /* whole */
+    d->kind = positions != PART_NONE ? part_rows[positions].kind : part_rows[values].kind;
+    if (positions != PART_NONE ? part_rows[positions].values != values
+                               : d->kind == DELTA_KIND_COUNT)
+        return err_set(
+            e, ERR_BAD_REQUEST,
+            part_field(field, "names", values != PART_NONE ? d->values.i : d->positions.i),
+            "tensor '%.*s' has %s%s and %s%s: #gap and #bitmap need #xor, #index and #range need "
+            "#value",
+            utf8_cut_name(result->name), result->name,
+            positions != PART_NONE ? "#" : "no positions",
+            positions != PART_NONE ? part_rows[positions].name : "",
+            values != PART_NONE ? "#" : "no values",
+            values != PART_NONE ? part_rows[values].name : "");
+    part = &r->parts->tensors[d->values.i];
+    if (d->values.zstd ||
+        (d->kind == DELTA_XOR
+             ? part->ndim == result->ndim &&
+                   memcmp(part->shape, result->shape, result->ndim * sizeof *result->shape) == 0
+             : part->ndim == 1))
+        return 0;
+    return err_set(e, ERR_MISMATCH, part_field(field, "shapes", d->values.i),
+                   "part '%.*s' has shape %s, and needs %s", utf8_cut_name(part->name), part->name,
+                   tensor_list_shape_text(part, shape, sizeof shape),
+                   d->kind == DELTA_XOR ? "that of its tensor" : "[n]");
+}
+
+static int read_parts(struct reading *r, struct delta *out, struct err *e)
+{
+    struct tensor_list *result;
+
+    for (uint32_t i = 0; i < r->parts->n_tensors; i++) {
+        const char *name = r->parts->tensors[i].name;
+        struct model_spec_match match;
+        bool whole = strchr(name, '#') == NULL || model_spec_find(r->m, &r->last, name, &match);
+
+        if ((whole ? read_whole(r, i, e) : read_part(r, i, e)) != 0)
+            return -1;
+    }
+    if (tensor_list_builder_finish(r->result, &result, e) != 0) {
+        r->result = NULL;
+        return -1;
+    }
+    r->result = NULL;
+    out->result = result;
+    for (uint32_t k = 0; k < result->n_tensors; k++)
+        if (settle_kind(r, k, &result->tensors[k], e) != 0)
+            return -1;
+    out->tensors = r->tensors;
+    r->tensors = NULL;
+    return 0;
+}
+
+int delta_of_parts(struct delta **out, const struct model_spec *m, const struct tensor_list *parts,
+                   struct err *e)
+{
+    struct reading r = {.m = m, .parts = parts, .last = {.index = TENSOR_LIST_NO_TENSOR}};
+    struct delta *d = calloc(1, sizeof *d);
+    int rc = -1;
+
+    r.tensors = calloc(parts->n_tensors, sizeof *r.tensors);
+    r.names = calloc(parts->n_tensors, sizeof *r.names);
+    if (d == NULL || r.tensors == NULL || r.names == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u parts",
+                      (unsigned)parts->n_tensors);
+    else if (tensor_list_builder_new(&r.result, e) == 0)
+        rc = read_parts(&r, d, e);
+    tensor_list_builder_free(r.result);
+    free(r.tensors);
+    free(r.names);
+    if (rc != 0)
+        delta_free(d);
+    else
+        *out = d;
+    return rc;
+}
+
+void delta_free(struct delta *d)
+{
+    if (d == NULL)
+        return;
+    tensor_list_unref(d->result);
+    free(d->tensors);
+    free(d);
+}
