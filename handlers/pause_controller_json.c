@@ -2,24 +2,85 @@
 #include "handlers/pause_controller_json.h"
 
 #include "base/clock.h"
+#include "handlers/rows/reply_rows.h"
+
+static json_t *paused_json(const void *from)
+{
+    const struct pause_controller_info *info = from;
+
+    return json_boolean(info->pause.state != PAUSE_OFF);
+}
+
+static json_t *held_json(const void *from)
+{
+    const struct pause_controller_info *info = from;
+
+    return json_real((double)(clock_now_us() - info->pause.since_us) / 1e6);
+}
+
+static json_t *until_json(const void *from)
+{
+    const struct pause_controller_info *info = from;
+    const struct lease_timer *lease = &info->pause.lease;
+
+    if (!lease_timer_runs(lease))
+        return json_null();
+    return json_integer(clock_wall_s() + (json_int_t)(lease_timer_left_us(lease) / 1000000));
+}
+
+const struct member pause_reply[] = {
+    {"paused", M_BOOL, .make = paused_json,
+     .doc = "true from the request on, also while the pause is pending"},
+    {"state", M_STRING, M_IN(struct pause_controller_info, pause.state), .word = pause_state_name,
+     M_WORDS("pending", "held", "replacing", "resuming"),
+     .doc = "pending: requested, and not acknowledged yet; held: acknowledged; replacing: "
+            "acknowledged, and another pause, whose values these are, is pending; resuming: "
+            "engines are being resumed (in front of a fleet)"},
+    {"mode", M_STRING, M_IN(struct pause_controller_info, pause.mode), .word = lifecycle_pause_name,
+     M_WORDS("keep", "wait", "abort")},
+    {"new_requests", M_STRING, M_IN(struct pause_controller_info, pause.reject),
+     M_WORDS("queue", "reject")},
+    {"acknowledged", M_BOOL, M_IN(struct pause_controller_info, acknowledged),
+     .doc = "the state that the mode promises is reached: all generations are frozen (keep), or "
+            "none runs (wait, abort)"},
+    {"owner", M_STRING, M_IN(struct pause_controller_info, pause.owner),
+     .doc = "the client that paused"},
+    {"since", M_INT, M_IN(struct pause_controller_info, pause.since_wall_s), .doc = "unix seconds"},
+    {"held_s", M_NUMBER, .make = held_json},
+    {"lease_s", M_INT | M_NULL, M_IN(struct pause_controller_info, pause.lease.length_s)},
+    {"until", M_INT | M_NULL, .make = until_json, .doc = "unix seconds; null: until resume"},
+    {"epoch", M_INT, M_IN(struct pause_controller_info, pause.epoch),
+     .doc = "counts every pause and resume"},
+    {"aborted", M_INT, M_IN(struct pause_controller_info, pause.n_aborted),
+     .doc = "generations, by mode abort"},
+    {"running", M_INT, M_IN(struct pause_controller_info, n_running),
+     .doc = "generations that are frozen or about to end"},
+    {"waiting", M_INT, M_IN(struct pause_controller_info, n_waiting),
+     .doc = "generations that queue"},
+    {"upstreams", M_ARRAY, .items = M_OBJECT, .of = result_reply, .flags = M_FLEET},
+    {0},
+};
+
+static json_t *asleep_json(const void *from)
+{
+    const struct lifecycle_state *s = from;
+
+    return json_boolean(s->weights == WEIGHTS_ASLEEP || s->weights == WEIGHTS_DROPPED ||
+                        s->kv_released);
+}
+
+const struct member sleep_reply[] = {
+    {"asleep", M_BOOL, .make = asleep_json},
+    {"weights", M_STRING, M_IN(struct lifecycle_state, weights), .word = lifecycle_weights_name,
+     M_WORDS("unsynced", "ready", "asleep", "dropped")},
+    {"kv_cache", M_STRING, M_IN(struct lifecycle_state, kv_released),
+     M_WORDS("present", "released")},
+    {0},
+};
 
 json_t *pause_controller_pause_json(const struct pause_controller_info *info)
 {
-    const struct pause *p = &info->pause;
-    json_t *until = json_null();
-
-    if (lease_timer_runs(&p->lease))
-        until = json_integer(clock_wall_s() +
-                             (json_int_t)(lease_timer_left_us(&p->lease) / 1000000));
-    return json_pack(
-        "{s:b, s:s, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
-        p->state != PAUSE_OFF, "state", pause_state_name(p->state), "mode",
-        lifecycle_pause_name(p->mode), "new_requests", p->reject ? "reject" : "queue",
-        "acknowledged", (int)info->acknowledged, "owner", p->owner, "since",
-        (json_int_t)p->since_wall_s, "held_s", (double)(clock_now_us() - p->since_us) / 1e6,
-        "lease_s", p->lease.length_s > 0 ? json_integer(p->lease.length_s) : json_null(), "until",
-        until, "epoch", (json_int_t)p->epoch, "aborted", (json_int_t)p->n_aborted, "running",
-        (json_int_t)info->n_running, "waiting", (json_int_t)info->n_waiting);
+    return member_write(info, pause_reply);
 }
 
 json_t *pause_controller_sleep_json(struct pause_controller *g)
@@ -27,8 +88,5 @@ json_t *pause_controller_sleep_json(struct pause_controller *g)
     struct lifecycle_state s;
 
     pause_controller_state(g, &s);
-    return json_pack("{s:b, s:s, s:s}", "asleep",
-                     s.weights == WEIGHTS_ASLEEP || s.weights == WEIGHTS_DROPPED || s.kv_released,
-                     "weights", lifecycle_weights_name(s.weights), "kv_cache",
-                     s.kv_released ? "released" : "present");
+    return member_write(&s, sleep_reply);
 }

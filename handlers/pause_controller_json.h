@@ -3,8 +3,12 @@
 #define BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
 
 #include "control/pause_controller.h"
+#include "handlers/rows/member.h"
 
 #include <jansson.h>
+
+extern const struct member pause_reply[]; /* of struct pause_controller_info */
+extern const struct member sleep_reply[]; /* of struct lifecycle_state */
 
 /* pause_controller_pause_json - a pause as replies and the status show it, of one server or of a
  * fleet (new, or NULL without memory). */

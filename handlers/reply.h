@@ -53,6 +53,18 @@ json_t *error_json(const void *cause);
  * Bytes of a message that are not UTF-8 (a client's, or a cut character) become '?'. */
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details);
 
+/* json_object_with - put `value` (stolen; NULL: no memory) into `object` (stolen; NULL likewise).
+ * Returns the object, or NULL without memory. Threads: any. */
+static inline json_t *json_object_with(json_t *object, const char *name, json_t *value)
+{
+    if (object != NULL && json_object_set_new(object, name, value) == 0)
+        return object;
+    if (object == NULL)
+        json_decref(value);
+    json_decref(object);
+    return NULL;
+}
+
 /* json_list_append - append `item` (stolen; NULL: there was no memory to make it) to `list`
  * (stolen; NULL: an append before this one failed), so that a loop checks once, at its end. Returns
  * the list, or NULL without memory. Threads: any. */

@@ -7,6 +7,8 @@
 #include "driver/nccl_info.h"
 #include "handlers/app.h"
 #include "handlers/history_json.h"
+#include "handlers/reply.h"
+#include "handlers/rows/reply_rows.h"
 #include "handlers/transfer_json.h"
 #include "handlers/update_json.h"
 #include "memory/device.h"
@@ -31,9 +33,7 @@ json_t *status_head_json(const struct app *app)
     bool live = app_live(app, &live_why);
     bool ready = app_ready(app, &why);
     bool control = app_control_ready(app, &control_why);
-    json_t *reason = ready ? json_null()
-                           : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
-                                       why.msg);
+    json_t *reason = ready ? json_null() : member_write(&why, reason_rows);
 
     return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o}", "boot_id",
                      app->life->boot_id, "version", BATON_VERSION, "uptime_s",
@@ -72,11 +72,7 @@ json_t *status_http_json(const struct app *app)
     struct http_server_stats s = {0};
 
     app_http_server_stats(app, &s);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "connections",
-                     (json_int_t)s.n_connections, "accepted", (json_int_t)s.n_accepted, "requests",
-                     (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",
-                     (json_int_t)s.n_gone, "timeouts", (json_int_t)s.n_timeouts, "loop_lag_ms_max",
-                     (double)s.lag_us_max / 1e3);
+    return member_write(&s, http_rows);
 }
 
 json_t *status_update_id_json(const struct store_info *info)
@@ -117,15 +113,9 @@ json_t *status_cuda_json(const struct app *app)
 {
     const struct app_weights *weights = app->weights;
     const struct cuda_info *cuda = weights->cuda;
-    json_t *devices = json_array();
+    json_t *devices = member_write_list(cuda->devices, cuda->n_devices, sizeof cuda->devices[0],
+                                        cuda_device_rows);
 
-    for (size_t i = 0; i < cuda->n_devices; i++) {
-        const struct cuda_device *d = &cuda->devices[i];
-
-        (void)json_array_append_new(
-            devices, json_pack("{s:i, s:s, s:s, s:I}", "index", d->ordinal, "name", d->name, "uuid",
-                               d->uuid, "nbytes_total", (json_int_t)d->nbytes_total));
-    }
     return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)cuda->available,
                      "driver_version", text_or_null(cuda->driver_version), "devices", devices,
                      "ranks", ranks_json(weights), "reason", text_or_null(cuda->reason));
@@ -133,12 +123,8 @@ json_t *status_cuda_json(const struct app *app)
 
 json_t *status_nccl_json(const struct app *app)
 {
-    const struct app_weights *weights = app->weights;
-    const struct nccl_info *nccl = weights->nccl;
-
-    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
-                     text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
-                     text_or_null(nccl->reason), "group", transfer_json(weights->transfer));
+    return json_object_with(member_write(app->weights->nccl, nccl_rows), "group",
+                            transfer_json(app->weights->transfer));
 }
 
 static json_t *version_or_null(uint64_t serial, const char *label)

@@ -2,6 +2,7 @@
 #include "handlers/update_json.h"
 
 #include "handlers/reply.h"
+#include "handlers/rows/reply_rows.h"
 #include "handlers/rows/rows.h"
 
 json_t *names_json(const char *const *names, uint32_t n)

@@ -11,33 +11,6 @@ from __future__ import annotations
 from typing import Any, Dict, List, Literal, Optional, TypedDict, Union
 
 
-class GroupRanksItem(TypedDict, total=False):
-    rank: int
-    place: str
-    uuid: str
-
-
-class _Group(TypedDict):
-    state: Literal["none", "joining", "joined", "failed", "stuck"]
-
-
-class Group(_Group, total=False):
-    transport: Optional[Literal["nccl"]]
-    world_size: Optional[int]
-    rank_offset: Optional[int]
-    ranks: List[GroupRanksItem]
-    nccl_version: Optional[str]
-    nccl_library: Optional[str]
-    trainer_nccl_version: Optional[str]
-    bootstrap: Optional[str]
-    master: Optional[str]
-    group_name: Optional[str]
-    error: Optional[Dict[str, Any]]
-    nbytes_received: int
-    n_broadcasts: int
-    age_s: Optional[float]
-
-
 class HandlesDevicesItemSlabsItem(TypedDict, total=False):
     handle: str
     nbytes: int
@@ -121,18 +94,6 @@ class LoadedAdapter(_LoadedAdapter, total=False):
     base_changed: bool
     warning: Optional[str]
     loaded_adapters: Dict[str, Optional[str]]
-
-
-class AdapterTotals(TypedDict, total=False):
-    loaded: int
-    loading: int
-    users: int
-    older_revisions: int
-    nbytes: int
-    nbytes_reserved: int
-    max_loras: int
-    max_lora_rank: int
-    max_lora_bytes: int
 
 
 class AdapterUsed(TypedDict, total=False):
@@ -270,295 +231,6 @@ class Weights(TypedDict, total=False):
     nbytes: int
     n_tensors: int
     tensors: List[WeightsTensorsItem]
-
-
-class Upstreams(TypedDict, total=False):
-    min_ready: int
-    n_serving: int
-    n: int
-    warning: Optional[str]
-    list: List[Upstream]
-
-
-class _UpstreamReady(TypedDict):
-    ready: bool
-
-
-class UpstreamReady(_UpstreamReady, total=False):
-    reason: str
-    message: str
-
-
-class UpstreamOutstanding(TypedDict, total=False):
-    generate: int
-    text: int
-
-
-class UpstreamError(TypedDict, total=False):
-    code: ErrorCode
-    message: str
-
-
-class UpstreamErrorsItem(TypedDict, total=False):
-    code: ErrorCode
-    message: str
-    at: int
-
-
-class UpstreamProofChecksumsCommitted(TypedDict, total=False):
-    n_checked: int
-    n_equal: int
-    n_different: int
-    n_wrong: int
-
-
-class UpstreamProofChecksums(TypedDict, total=False):
-    state: Literal["unproven", "proven", "differs", "unknown"]
-    n: int
-    n_different: int
-    n_compared: int
-    committed: Optional[UpstreamProofChecksumsCommitted]
-
-
-class UpstreamProof(TypedDict, total=False):
-    state: Literal["unproven", "proven", "not_finite", "differs", "unknown"]
-    weight_version: str
-    n_compared: int
-    largest_difference: Optional[float]
-    checksums: Optional[UpstreamProofChecksums]
-
-
-class Upstream(TypedDict, total=False):
-    upstream: str
-    dialect: Literal["baton", "vllm", "sglang"]
-    origin: Literal["configuration", "request"]
-    state: Literal["serving", "not_ready", "unsynced", "fenced", "refused", "down", "unknown",
-        "removed"]
-    weight_version: Optional[str]
-    serial: Optional[int]
-    process: Optional[str]
-    outstanding: UpstreamOutstanding
-    n_granted: int
-    n_missed: int
-    last_heard_s: Optional[float]
-    error: Optional[UpstreamError]
-    last_error_at: Optional[int]
-    errors: List[UpstreamErrorsItem]
-    fence_paused: bool
-    missing_adapters: List[str]
-    proof: Optional[UpstreamProof]
-
-
-class StatusStageError(TypedDict, total=False):
-    code: ErrorCode
-    message: str
-    retry_in_s: float
-
-
-class StatusStage(TypedDict, total=False):
-    memory: Literal["gpu", "host"]
-    placement: Literal["replicated", "sharded"]
-    window_nbytes: int
-    n_devices: int
-    state: Literal["unsynced", "ready", "asleep", "dropped"]
-    plan_digest: str
-    weight_version: Optional[str]
-    serial: int
-    handed_serial: int
-    n_handoffs: int
-    n_repairs: int
-    handoff: Optional[Update]
-    upstreams: List[Result]
-    last_handoff_s: float
-    error: Optional[StatusStageError]
-
-
-class StatusServerArgs(TypedDict, total=False):
-    enable_memory_saver: bool
-    enable_return_routed_experts: bool
-    base_gpu_id: int
-
-
-class StatusReason(TypedDict, total=False):
-    code: ErrorCode
-    message: str
-
-
-StatusWeightsSpec = TypedDict("StatusWeightsSpec", {"from": Literal["--model", "--manifest",
-    "update"], "n_tensors": int}, total=False)
-
-
-class StatusWeights(TypedDict, total=False):
-    state: Literal["unsynced", "ready", "asleep", "dropped"]
-    serial: Optional[int]
-    update_id: Optional[str]
-    weight_version: Optional[str]
-    coverage: Coverage
-    spec: Optional[StatusWeightsSpec]
-    dtype: str
-    nbytes: int
-    n_tensors: int
-    plan_digest: str
-    versions_alive: int
-    n_commits: int
-    age_s: Optional[float]
-
-
-class StatusStateSnapshots(TypedDict, total=False):
-    keep: int
-    newest: Optional[RecordedVersion]
-    writing: bool
-    written: int
-    given_up: int
-    failed: int
-    error: Optional[str]
-
-
-class StatusState(TypedDict, total=False):
-    dir: str
-    started_from: Literal["first_weights", "journal", "snapshot", "older_snapshot", "none"]
-    journal: Optional[RecordedVersion]
-    journal_failures: int
-    snapshots: StatusStateSnapshots
-
-
-class StatusAdmission(TypedDict, total=False):
-    generate: Admission
-    detokenize: Admission
-
-
-class StatusEngine(TypedDict, total=False):
-    name: str
-    heartbeat_age_ms: float
-    running: int
-    waiting: int
-    kv_tokens_used: int
-    kv_tokens_max: int
-    n_steps: int
-    n_prompt_tokens: int
-    n_generated_tokens: int
-    n_recomputed_tokens: int
-    step_ms_max: float
-    on_update: Literal["continue", "finish", "recompute"]
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
-    max_logprobs: int
-
-
-class StatusHttp(TypedDict, total=False):
-    connections: int
-    accepted: int
-    requests: int
-    rejected: int
-    gone: int
-    timeouts: int
-    loop_lag_ms_max: float
-
-
-class StatusModel(TypedDict, total=False):
-    name: str
-    path: str
-    vocab_size: int
-    max_model_len: int
-
-
-class StatusCudaDevicesItem(TypedDict, total=False):
-    index: int
-    name: str
-    uuid: str
-    nbytes_total: int
-
-
-class StatusCudaRanksItem(TypedDict, total=False):
-    rank: int
-    place: str
-    uuid: str
-    name: str
-    checksums_on_gpu: bool
-
-
-class StatusCuda(TypedDict, total=False):
-    available: bool
-    driver_version: Optional[str]
-    devices: List[StatusCudaDevicesItem]
-    ranks: List[StatusCudaRanksItem]
-    reason: Optional[str]
-
-
-class StatusNccl(TypedDict, total=False):
-    available: bool
-    version: Optional[str]
-    library: Optional[str]
-    reason: Optional[str]
-    group: Group
-
-
-class Status(TypedDict, total=False):
-    upstreams: Upstreams
-    stage: Optional[StatusStage]
-    boot_id: str
-    version: str
-    uptime_s: float
-    server_args: StatusServerArgs
-    life: Literal["starting", "serving", "leaving", "draining"]
-    live: bool
-    ready: bool
-    control_ready: bool
-    reason: Optional[StatusReason]
-    recent_updates: List[UpdateRecord]
-    recent_errors: List[ErrorRecord]
-    weights: StatusWeights
-    state: Optional[StatusState]
-    update: Optional[Update]
-    pause: Optional[Pause]
-    sleep: Sleep
-    admission: StatusAdmission
-    engine: Optional[StatusEngine]
-    adapters: Optional[AdapterTotals]
-    http: StatusHttp
-    model: Optional[StatusModel]
-    cuda: StatusCuda
-    nccl: StatusNccl
-
-
-class Admission(TypedDict, total=False):
-    running: int
-    waiting: int
-    concurrency: int
-    concurrency_each: int
-    queue: int
-    granted: int
-    refused: int
-    cancelled: int
-    wait_ms_max: float
-
-
-class RecordedVersion(TypedDict, total=False):
-    serial: int
-    weight_version: str
-
-
-class Pause(TypedDict, total=False):
-    upstreams: List[Result]
-    paused: bool
-    state: Literal["pending", "held", "replacing", "resuming"]
-    mode: Literal["keep", "wait", "abort"]
-    new_requests: Literal["queue", "reject"]
-    acknowledged: bool
-    owner: str
-    since: int
-    held_s: float
-    lease_s: Optional[int]
-    until: Optional[int]
-    epoch: int
-    aborted: int
-    running: int
-    waiting: int
-
-
-class Sleep(TypedDict, total=False):
-    asleep: bool
-    weights: Literal["unsynced", "ready", "asleep", "dropped"]
-    kv_cache: Literal["present", "released"]
 
 
 class ErrorError(TypedDict):
@@ -703,6 +375,334 @@ class ErrorRecord(TypedDict, total=False):
     route: Optional[str]
 
 
+class StatusStageError(TypedDict, total=False):
+    code: ErrorCode
+    message: str
+    retry_in_s: float
+
+
+class StatusStage(TypedDict, total=False):
+    memory: Literal["gpu", "host"]
+    placement: Literal["replicated", "sharded"]
+    window_nbytes: int
+    n_devices: int
+    state: Literal["unsynced", "ready", "asleep", "dropped"]
+    plan_digest: str
+    weight_version: Optional[str]
+    serial: int
+    handed_serial: int
+    n_handoffs: int
+    n_repairs: int
+    handoff: Optional[Update]
+    upstreams: List[Result]
+    last_handoff_s: float
+    error: Optional[StatusStageError]
+
+
+class StatusServerArgs(TypedDict, total=False):
+    enable_memory_saver: bool
+    enable_return_routed_experts: bool
+    base_gpu_id: int
+
+
+class StatusReason(TypedDict, total=False):
+    code: ErrorCode
+    message: str
+
+
+StatusWeightsSpec = TypedDict("StatusWeightsSpec", {"from": Literal["--model", "--manifest",
+    "update"], "n_tensors": int}, total=False)
+
+
+class StatusWeights(TypedDict, total=False):
+    state: Literal["unsynced", "ready", "asleep", "dropped"]
+    serial: Optional[int]
+    update_id: Optional[str]
+    weight_version: Optional[str]
+    coverage: Optional[Literal["whole", "as_before", "partial", "incomplete", "unknown"]]
+    spec: Optional[StatusWeightsSpec]
+    dtype: str
+    nbytes: int
+    n_tensors: int
+    plan_digest: str
+    versions_alive: int
+    n_commits: int
+    age_s: Optional[float]
+
+
+class StatusStateSnapshots(TypedDict, total=False):
+    keep: int
+    newest: Optional[RecordedVersion]
+    writing: bool
+    written: int
+    given_up: int
+    failed: int
+    error: Optional[str]
+
+
+class StatusState(TypedDict, total=False):
+    dir: str
+    started_from: Literal["first_weights", "journal", "snapshot", "older_snapshot", "none"]
+    journal: Optional[RecordedVersion]
+    journal_failures: int
+    snapshots: StatusStateSnapshots
+
+
+class StatusAdmission(TypedDict, total=False):
+    generate: Admission
+    detokenize: Admission
+
+
+class StatusEngine(TypedDict, total=False):
+    name: str
+    heartbeat_age_ms: float
+    running: int
+    waiting: int
+    kv_tokens_used: int
+    kv_tokens_max: int
+    n_steps: int
+    n_prompt_tokens: int
+    n_generated_tokens: int
+    n_recomputed_tokens: int
+    step_ms_max: float
+    on_update: Literal["continue", "finish", "recompute"]
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
+    max_logprobs: int
+
+
+class StatusHttp(TypedDict, total=False):
+    connections: int
+    accepted: int
+    requests: int
+    rejected: int
+    gone: int
+    timeouts: int
+    loop_lag_ms_max: float
+
+
+class StatusModel(TypedDict, total=False):
+    name: str
+    path: str
+    vocab_size: int
+    max_model_len: int
+
+
+class StatusCudaDevicesItem(TypedDict, total=False):
+    index: int
+    name: str
+    uuid: str
+    nbytes_total: int
+
+
+class StatusCudaRanksItem(TypedDict, total=False):
+    rank: int
+    place: str
+    uuid: str
+    name: str
+    checksums_on_gpu: bool
+
+
+class StatusCuda(TypedDict, total=False):
+    available: bool
+    driver_version: Optional[str]
+    devices: List[StatusCudaDevicesItem]
+    ranks: List[StatusCudaRanksItem]
+    reason: Optional[str]
+
+
+class StatusNccl(TypedDict, total=False):
+    available: bool
+    version: Optional[str]
+    library: Optional[str]
+    reason: Optional[str]
+    group: Group
+
+
+class Status(TypedDict, total=False):
+    upstreams: Upstreams
+    stage: Optional[StatusStage]
+    boot_id: str
+    version: str
+    uptime_s: float
+    server_args: StatusServerArgs
+    life: Literal["starting", "serving", "leaving", "draining"]
+    live: bool
+    ready: bool
+    control_ready: bool
+    reason: Optional[StatusReason]
+    recent_updates: List[UpdateRecord]
+    recent_errors: List[ErrorRecord]
+    weights: StatusWeights
+    state: Optional[StatusState]
+    update: Optional[Update]
+    pause: Optional[Pause]
+    sleep: Sleep
+    admission: StatusAdmission
+    engine: Optional[StatusEngine]
+    adapters: Optional[AdapterTotals]
+    http: StatusHttp
+    model: Optional[StatusModel]
+    cuda: StatusCuda
+    nccl: StatusNccl
+
+
+class Upstreams(TypedDict, total=False):
+    min_ready: int
+    n_serving: int
+    n: int
+    warning: Optional[str]
+    list: List[Upstream]
+
+
+class UpstreamOutstanding(TypedDict, total=False):
+    generate: int
+    text: int
+
+
+class UpstreamError(TypedDict, total=False):
+    code: ErrorCode
+    message: str
+
+
+class UpstreamErrorsItem(TypedDict, total=False):
+    code: ErrorCode
+    message: str
+    at: int
+
+
+class UpstreamProofChecksumsCommitted(TypedDict, total=False):
+    n_checked: int
+    n_equal: int
+    n_different: int
+    n_wrong: int
+
+
+class UpstreamProofChecksums(TypedDict, total=False):
+    state: Literal["unproven", "proven", "differs", "unknown"]
+    n: int
+    n_different: int
+    n_compared: int
+    committed: Optional[UpstreamProofChecksumsCommitted]
+
+
+class UpstreamProof(TypedDict, total=False):
+    state: Literal["unproven", "proven", "not_finite", "differs", "unknown"]
+    weight_version: str
+    n_compared: int
+    largest_difference: Optional[float]
+    checksums: Optional[UpstreamProofChecksums]
+
+
+class Upstream(TypedDict, total=False):
+    upstream: str
+    dialect: Literal["baton", "vllm", "sglang"]
+    origin: Literal["configuration", "request"]
+    state: Literal["serving", "not_ready", "unsynced", "fenced", "refused", "down", "unknown",
+        "removed"]
+    weight_version: Optional[str]
+    serial: Optional[int]
+    process: Optional[str]
+    outstanding: UpstreamOutstanding
+    n_granted: int
+    n_missed: int
+    last_heard_s: Optional[float]
+    error: Optional[UpstreamError]
+    last_error_at: Optional[int]
+    errors: List[UpstreamErrorsItem]
+    fence_paused: bool
+    missing_adapters: List[str]
+    proof: Optional[UpstreamProof]
+
+
+class _UpstreamReady(TypedDict):
+    ready: bool
+
+
+class UpstreamReady(_UpstreamReady, total=False):
+    reason: str
+    message: str
+
+
+class GroupRanksItem(TypedDict, total=False):
+    rank: int
+    place: str
+    uuid: str
+
+
+class _Group(TypedDict):
+    state: Literal["none", "joining", "joined", "failed", "stuck"]
+
+
+class Group(_Group, total=False):
+    transport: Optional[Literal["nccl"]]
+    world_size: Optional[int]
+    rank_offset: Optional[int]
+    ranks: List[GroupRanksItem]
+    nccl_version: Optional[str]
+    nccl_library: Optional[str]
+    trainer_nccl_version: Optional[str]
+    bootstrap: Optional[str]
+    master: Optional[str]
+    group_name: Optional[str]
+    error: Optional[Cause]
+    nbytes_received: int
+    n_broadcasts: int
+    age_s: Optional[float]
+
+
+class Pause(TypedDict, total=False):
+    paused: bool
+    state: Literal["pending", "held", "replacing", "resuming"]
+    mode: Literal["keep", "wait", "abort"]
+    new_requests: Literal["queue", "reject"]
+    acknowledged: bool
+    owner: str
+    since: int
+    held_s: float
+    lease_s: Optional[int]
+    until: Optional[int]
+    epoch: int
+    aborted: int
+    running: int
+    waiting: int
+    upstreams: List[Result]
+
+
+class Sleep(TypedDict, total=False):
+    asleep: bool
+    weights: Literal["unsynced", "ready", "asleep", "dropped"]
+    kv_cache: Literal["present", "released"]
+
+
+class Admission(TypedDict, total=False):
+    running: int
+    waiting: int
+    concurrency: int
+    concurrency_each: int
+    queue: int
+    granted: int
+    refused: int
+    cancelled: int
+    wait_ms_max: float
+
+
+class AdapterTotals(TypedDict, total=False):
+    loaded: int
+    loading: int
+    users: int
+    older_revisions: int
+    nbytes: int
+    nbytes_reserved: int
+    max_loras: int
+    max_lora_rank: int
+    max_lora_bytes: int
+
+
+class RecordedVersion(TypedDict, total=False):
+    serial: int
+    weight_version: str
+
+
 class Cause(TypedDict, total=False):
     code: ErrorCode
     message: str
@@ -767,7 +767,6 @@ class RolloutStep(TypedDict):
 
 RoutedExperts = Optional[Union[RoutedExpertsObject, str]]
 RoutedExpertsNpy = Optional[str]
-Coverage = Optional[Literal["whole", "as_before", "partial", "incomplete", "unknown"]]
 ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "not_found", "no_route",
     "method_not_allowed", "timeout", "conflict", "no_engine", "no_gpu", "no_nccl", "group_left",
     "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",

@@ -6,7 +6,7 @@
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
-#include "handlers/rows/rows.h"
+#include "handlers/rows/reply_rows.h"
 
 #include <stdio.h>
 

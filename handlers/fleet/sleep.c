@@ -8,18 +8,19 @@
 #include "handlers/app.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/update.h"
+#include "handlers/pause_controller_json.h"
 #include "handlers/rows/life_request.h"
 
 static json_t *state_json(struct fleet_control *fc)
 {
+    struct lifecycle_state now = {.weights = WEIGHTS_SERVED};
     struct fleet_sleep s;
 
     fleet_get_sleep(fc, &s);
-    return json_pack("{s:b, s:s, s:s}", "asleep", (int)(s.weights || s.kv), "weights",
-                     !s.weights     ? "ready"
-                     : s.level == 2 ? "dropped"
-                                    : "asleep",
-                     "kv_cache", s.kv ? "released" : "present");
+    if (s.weights)
+        now.weights = s.level == 2 ? WEIGHTS_DROPPED : WEIGHTS_ASLEEP;
+    now.kv_released = s.kv;
+    return member_write(&now, sleep_reply);
 }
 
 json_t *fleet_sleep_json(const struct app *app)

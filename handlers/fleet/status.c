@@ -15,6 +15,7 @@
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/rows/life_request.h"
+#include "handlers/rows/reply_rows.h"
 #include "handlers/status_json.h"
 #include "weights/store/store.h"
 
@@ -33,7 +34,7 @@ static json_t *error_or_null(const struct err *e)
 {
     if (e->code == ERR_NONE)
         return json_null();
-    return json_pack("{s:s, s:s}", "code", err_wire_name(e->code), "message", e->msg);
+    return member_write(e, reason_rows);
 }
 
 static json_t *last_heard_json(uint64_t probe_ok_us)
@@ -43,18 +44,6 @@ static json_t *last_heard_json(uint64_t probe_ok_us)
     if (probe_ok_us == 0)
         return json_null();
     return json_real(now > probe_ok_us ? (double)(now - probe_ok_us) / 1e6 : 0.0);
-}
-
-/* [{"code", "message", "at"}] (new) */
-static json_t *errors_json(const struct upstream_error *list, size_t n)
-{
-    json_t *all = json_array();
-
-    for (size_t i = 0; i < n; i++)
-        all = json_list_append(all, json_pack("{s:s, s:s, s:I}", "code",
-                                              err_wire_name(list[i].why.code), "message",
-                                              list[i].why.msg, "at", (json_int_t)list[i].wall_s));
-    return all;
 }
 
 /* @errors  [n_errors]; @paused  for its fence; @lacks, @proof  stolen */
@@ -77,8 +66,8 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
         last_heard_json(info->probe_ok_us), "error", error_or_null(&error->why), "last_error_at",
         n_errors > 0 ? json_integer(error->wall_s) : json_null(), "errors",
-        errors_json(errors, n_errors), "fence_paused", (int)paused, "missing_adapters", lacks,
-        "proof", proof);
+        member_write_list(errors, n_errors, sizeof errors[0], upstream_error_rows), "fence_paused",
+        (int)paused, "missing_adapters", lacks, "proof", proof);
 }
 
 static json_t *missing_adapters_json(struct fleet *f, struct upstream *upstream)
@@ -93,28 +82,6 @@ static json_t *missing_adapters_json(struct fleet *f, struct upstream *upstream)
     return list;
 }
 
-static json_t *bytes_json(const struct fleet_prover *p)
-{
-    const struct proof_compared *c = &p->compared_bytes;
-
-    if (!p->has_compared)
-        return json_null();
-    return json_pack("{s:I, s:I, s:I, s:I}", "n_checked", (json_int_t)c->n_checked, "n_equal",
-                     (json_int_t)c->n_equal, "n_different", (json_int_t)c->n_different, "n_wrong",
-                     (json_int_t)c->n_wrong);
-}
-
-static json_t *sums_json(const struct fleet_prover *p)
-{
-    const struct proof_verdict *v = &p->sums_verdict;
-
-    if (!p->with_checksums)
-        return json_null();
-    return json_pack("{s:s, s:I, s:I, s:I, s:o}", "state", proof_state_name(v->state), "n",
-                     (json_int_t)p->n_sums, "n_different", (json_int_t)v->distance, "n_compared",
-                     (json_int_t)v->n_others, "committed", bytes_json(p));
-}
-
 /* What was found wrong is why an engine is fenced; of another fence nothing is proven. */
 static json_t *proof_json(struct fleet_control *fc, struct upstream *upstream, bool fenced)
 {
@@ -122,11 +89,7 @@ static json_t *proof_json(struct fleet_control *fc, struct upstream *upstream, b
 
     if (!fleet_proof_get(fc, upstream, &p) || (fenced && p.state == PROOF_PROVEN))
         return json_null();
-    return json_pack("{s:s, s:s, s:I, s:o, s:o}", "state", proof_state_name(p.state),
-                     "weight_version", p.label, "n_compared", (json_int_t)p.verdict.n_others,
-                     "largest_difference",
-                     p.verdict.n_others > 0 ? json_real(p.verdict.distance) : json_null(),
-                     "checksums", sums_json(&p));
+    return member_write(&p, proof_rows);
 }
 
 json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)

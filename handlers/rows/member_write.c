@@ -48,7 +48,8 @@ static json_t *value_json(const struct member *m, const void *from)
     case STORE_I64:
         return json_integer(*(const int64_t *)at);
     case STORE_F64:
-        return json_real(*(const double *)at);
+        return (m->type & M_INT) != 0 ? json_integer((json_int_t) * (const double *)at)
+                                      : json_real(*(const double *)at);
     case STORE_ROWS:
         return member_write(at, m->of);
     case STORE_TEXT:

@@ -1,6 +1,5 @@
-/* Tables of objects within requests: ranges, handles, sampling parameters, and of those within
- * replies that several folders have. Those of whole bodies are declared beside their handlers, in
- * handlers/control_plane.h and handlers/data_plane.h. */
+/* Tables of objects within requests: ranges, handles, sampling parameters. Those of whole bodies
+ * are declared beside their handlers, in handlers/control_plane.h and handlers/data_plane.h. */
 #ifndef BATON_HANDLERS_ROWS_ROWS_H
 #define BATON_HANDLERS_ROWS_ROWS_H
 
@@ -23,28 +22,10 @@ extern const struct member batch_rows[]; /* how a batch is laid out */
 extern const struct member replay_layout_rows[];
 extern const struct member step_rows[]; /* the place of one sample in its trajectory */
 
-/* What came of a request to one engine. */
-struct engine_result {
-    const char *upstream; /* its URL */
-    bool ok;
-    int status;        /* of its last answer, or 0 */
-    const char *error; /* or NULL */
-};
-extern const struct member result_reply[];
-
-#define COVERAGE_WORDS M_WORDS("whole", "as_before", "partial", "incomplete", "unknown")
-
 /* Sentences of members that several tables have. */
 #define DOC_LABEL                                                                                  \
     "The trainer's own name for these weights. It must not begin with baton:unfinished:, "         \
     "which marks updates that have not ended"
-#define DOC_COVERAGE                                                                               \
-    "Which tensors of the model have arrived. `whole`: all of them. `partial`: some, as the "      \
-    "update declared. `incomplete`: some are missing (`missing`). Only in front of vLLM and "      \
-    "SGLang, which accept any set of tensors: `as_before`: all tensors of the last whole "         \
-    "update, which was not compared with the model itself (no `--model`, no `--manifest`); "       \
-    "`unknown`: there is nothing to compare with yet, or some names could not be seen "            \
-    "(`n_unseen`)."
 #define DOC_PER_GPU                                                                                \
     "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU "           \
     "are sliced by its own list only. The request may also have names, dtypes and shapes "         \

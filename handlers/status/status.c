@@ -7,6 +7,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
+#include "handlers/rows/reply_rows.h"
 #include "handlers/status_json.h"
 #include "memory/dtype.h"
 #include "weights/state/state_dir.h"
@@ -51,11 +52,7 @@ static json_t *admission_json(struct admission *a)
     struct admission_stats s;
 
     admission_stats(a, &s);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "running", (json_int_t)s.n_running,
-                     "waiting", (json_int_t)s.n_waiting, "concurrency", (json_int_t)s.n_permits,
-                     "queue", (json_int_t)s.n_queue_max, "granted", (json_int_t)s.n_granted,
-                     "refused", (json_int_t)s.n_refused, "cancelled", (json_int_t)s.n_cancelled,
-                     "wait_ms_max", (double)s.wait_us_max / 1e3);
+    return member_write(&s, admission_reply);
 }
 
 static json_t *engine_json(const struct app *app)
@@ -89,9 +86,7 @@ static json_t *model_json(const struct app_generate *generate)
 {
     if (generate->model_name[0] == '\0')
         return json_null();
-    return json_pack("{s:s, s:s, s:I, s:I}", "name", generate->model_name, "path",
-                     generate->model_path, "vocab_size", (json_int_t)generate->vocab_size,
-                     "max_model_len", (json_int_t)generate->max_model_len);
+    return member_write(generate, model_rows);
 }
 
 static json_t *pause_or_null(const struct app *app)

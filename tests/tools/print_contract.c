@@ -3,9 +3,10 @@
  * which tests/tools/openapi_json.py makes the document. */
 #include "base/err.h"
 #include "handlers/history_json.h"
+#include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/rows/rows.h"
+#include "handlers/rows/reply_rows.h"
 #include "handlers/update_json.h"
 
 #include <jansson.h>
@@ -27,6 +28,20 @@ static const struct {
     {"UpdateRecord", update_record_reply,
      "The end of an update, or a request of an update that was refused and left it as it was"},
     {"ErrorRecord", error_record_reply, NULL},
+    {"Status", status_reply,
+     "In front of upstream engines there are no nbytes … age_s of weights, no model, cuda, nccl or "
+     "adapters; engine has name, running and waiting only, and admission counts for all upstreams "
+     "together. update, pause and sleep are the fleet's. With --stage state, cuda, nccl and update "
+     "are those of the server itself."},
+    {"Upstreams", upstreams_reply, NULL},
+    {"Upstream", upstream_reply, NULL},
+    {"UpstreamReady", upstream_ready_reply, NULL},
+    {"Group", group_reply, NULL},
+    {"Pause", pause_reply, NULL},
+    {"Sleep", sleep_reply, NULL},
+    {"Admission", admission_reply, NULL},
+    {"AdapterTotals", adapter_totals_reply, NULL},
+    {"RecordedVersion", recorded_version_reply, NULL},
     {"Cause", cause_reply, "Why something failed"},
     {"Result", result_reply,
      "In front of upstream engines, in each reply of a control route and in the details of its "

@@ -16,8 +16,6 @@ import subprocess
 import threading
 from pathlib import Path
 
-import yaml
-
 from fake_engine_world import PROMPT, Double, completion, expected, ids_of
 from fleet_world import Server, until
 from upstreams_world import (BATON, ENGINE, LOG, MODEL, PROBES, WORK, asked, becomes, check, closed_port, double, logged,
@@ -50,11 +48,11 @@ def each_dialect():
     with world("baton", "vllm", "sglang") as (s, *ds):
         check(s.ready(), "all serve")
         listed = s.get("/v1/upstreams")
-        described = yaml.safe_load((Path(__file__).parents[3] / "openapi" / "baton.yaml").read_text("utf-8"))
+        described = json.loads((Path(__file__).parents[3] / "openapi" / "baton.json").read_text("utf-8"))
         described = described["components"]["schemas"]
-        same(set(listed), set(described["Upstreams"]["properties"]), "members as in openapi/baton.yaml")
+        same(set(listed), set(described["Upstreams"]["properties"]), "members as in openapi/baton.json")
         for u in listed["list"]:
-            same(set(u), set(described["Upstream"]["properties"]), "members as in openapi/baton.yaml")
+            same(set(u), set(described["Upstream"]["properties"]), "members as in openapi/baton.json")
         same((listed["n"], listed["n_serving"], listed["min_ready"]), (3, 3, 3))
         same([(u["upstream"], u["dialect"], u["state"]) for u in listed["list"]],
              [(d.url, d.dialect, "serving") for d in ds])
@@ -126,7 +124,7 @@ def every_route():
               {"ipc_handles": [["GPU-x"]], "names": ["a"], "dtypes": ["F32"], "shapes": [[1]]},
               {"method": "update_weights_ipc", "args": [{}]}, {"prompt": "x", "max_tokens": 1},
               {"lora_name": "a", "lora_path": "/nowhere", "timeout_s": 1})
-    described = yaml.safe_load((Path(__file__).parents[3] / "openapi" / "baton.yaml").read_text("utf-8"))
+    described = json.loads((Path(__file__).parents[3] / "openapi" / "baton.json").read_text("utf-8"))
     with world("baton", "vllm", "sglang") as (s, *_):
         for path, methods in described["paths"].items():
             for method in {"get", "post", "delete"} & set(methods):

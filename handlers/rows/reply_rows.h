@@ -1,0 +1,41 @@
+/* Tables of replies that stand apart from what makes them, because several folders have part of
+ * them, or the values come from several places: then rows without a field only describe. */
+#ifndef BATON_HANDLERS_ROWS_REPLY_ROWS_H
+#define BATON_HANDLERS_ROWS_REPLY_ROWS_H
+
+#include "handlers/rows/member.h"
+
+/* What came of a request to one engine. */
+struct engine_result {
+    const char *upstream; /* its URL */
+    bool ok;
+    int status;        /* of its last answer, or 0 */
+    const char *error; /* or NULL */
+};
+extern const struct member result_reply[];
+
+/* upstream_rows.c */
+extern const struct member upstream_reply[], upstreams_reply[], upstream_ready_reply[];
+extern const struct member reason_rows[];         /* of struct err */
+extern const struct member upstream_error_rows[]; /* of struct upstream_error */
+extern const struct member proof_rows[];          /* of struct fleet_prover */
+
+/* status_rows.c */
+extern const struct member status_reply[], recorded_version_reply[], group_reply[];
+extern const struct member adapter_totals_reply[];
+extern const struct member admission_reply[];  /* of struct admission_stats */
+extern const struct member http_rows[];        /* of struct http_server_stats */
+extern const struct member model_rows[];       /* of struct app_generate */
+extern const struct member cuda_device_rows[]; /* of struct cuda_device */
+extern const struct member nccl_rows[];        /* of struct nccl_info */
+
+#define COVERAGE_WORDS M_WORDS("whole", "as_before", "partial", "incomplete", "unknown")
+#define DOC_COVERAGE                                                                               \
+    "Which tensors of the model have arrived. `whole`: all of them. `partial`: some, as the "      \
+    "update declared. `incomplete`: some are missing (`missing`). Only in front of vLLM and "      \
+    "SGLang, which accept any set of tensors: `as_before`: all tensors of the last whole "         \
+    "update, which was not compared with the model itself (no `--model`, no `--manifest`); "       \
+    "`unknown`: there is nothing to compare with yet, or some names could not be seen "            \
+    "(`n_unseen`)."
+
+#endif
