@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* Do all ranks receive all buckets, with the same lists? */
-static bool are_ranks_equal(const struct ipc_request *q)
+static bool have_ranks_equal_buckets(const struct ipc_request *q)
 {
     for (uint32_t i = 0; i < q->n_buckets; i++)
         for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -32,7 +32,7 @@ static void set_run(struct ipc_request *q, uint32_t rank, uint32_t part, uint32_
     }
 }
 
-static void add_origin(struct ipc_request *q, uint32_t rank, uint32_t first, const char *at)
+static void add_bucket_origin(struct ipc_request *q, uint32_t rank, uint32_t first, const char *at)
 {
     struct chunk_origin *o = &q->origins[q->n_origins++];
 
@@ -74,7 +74,7 @@ static void set_runs(struct ipc_request *q, uint32_t rank, struct tensor_list *c
 
         if (list == NULL)
             continue;
-        add_origin(q, rank, n_tensors, list->at);
+        add_bucket_origin(q, rank, n_tensors, list->at);
         set_run(q, rank, i, n_tensors, rank_lists[k]->n_tensors);
         n_tensors += rank_lists[k++]->n_tensors;
     }
@@ -165,7 +165,7 @@ int ipc_request_merge(struct ipc_request *q, struct err *e)
 {
     uint32_t n_tensor_lists;
 
-    q->ranks_equal = are_ranks_equal(q);
+    q->ranks_equal = have_ranks_equal_buckets(q);
     n_tensor_lists = q->ranks_equal ? 1 : q->n_ranks;
     q->origins = calloc((size_t)q->n_buckets * n_tensor_lists, sizeof q->origins[0]);
     if (q->origins == NULL)

@@ -217,7 +217,7 @@ static void ranks_of_handles(struct ipc_request *q)
     }
 }
 
-static void ranks_of_server(struct ipc_request *q)
+static void bucket_ranks_of_server(struct ipc_request *q)
 {
     q->n_ranks = q->weights->n_devices;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
@@ -280,7 +280,7 @@ int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, c
         return -1;
     }
     if (weights->n_devices > 0)
-        ranks_of_server(q);
+        bucket_ranks_of_server(q);
     else
         ranks_of_handles(q);
     return ranks_alloc(q, e);
@@ -318,7 +318,7 @@ static enum gpu_reach one_rank_reach(void *arg, uint32_t first, const char *uuid
 }
 
 /* The list that describes a GPU's bucket, or NULL. No other list is ever used for it. */
-static struct ipc_list *find_list(const struct ipc_bucket_json *p, const struct ipc_gpu *gpu)
+static struct ipc_list *find_gpu_list(const struct ipc_bucket_json *p, const struct ipc_gpu *gpu)
 {
     for (uint32_t i = 0; i < p->n_lists; i++)
         if (p->per_gpu == NULL || strcmp(p->lists[i].uuid, gpu->uuid) == 0)
@@ -335,7 +335,7 @@ static void match_without_gpus(const struct ipc_gpu **rank_gpus, const struct ip
     for (uint32_t r = 0; r < q->n_ranks; r++) {
         rank_gpus[r] = NULL;
         for (uint32_t g = 0; g < h->n_gpus; g++)
-            if (strcmp(q->uuids[r], h->gpus[g].uuid) == 0 && find_list(p, &h->gpus[g]) != NULL)
+            if (strcmp(q->uuids[r], h->gpus[g].uuid) == 0 && find_gpu_list(p, &h->gpus[g]) != NULL)
                 rank_gpus[r] = &h->gpus[g];
         any = any || rank_gpus[r] != NULL;
     }
@@ -351,7 +351,7 @@ static const char *list_uuid(const void *arg, uint32_t i)
 static int use_list(const struct ipc_list **out, const struct ipc_bucket_json *p,
                     const struct ipc_gpu *gpu, struct err *e)
 {
-    struct ipc_list *list = find_list(p, gpu);
+    struct ipc_list *list = find_gpu_list(p, gpu);
     char field[ERR_FIELD_MAX], text[LIST_TEXT_MAX];
 
     if (list != NULL) {

@@ -26,7 +26,8 @@ static struct tensor_run tensor_run_of(const struct ipc_request *q, const struct
 }
 
 /* `packed` is optional; if given, it must agree with the handles. */
-static int check_packed(const struct ipc_bucket_json *p, const struct ipc_handles *h, struct err *e)
+static int check_handles_packed(const struct ipc_bucket_json *p, const struct ipc_handles *h,
+                                struct err *e)
 {
     bool packed = h->packed;
     char field[ERR_FIELD_MAX];
@@ -143,7 +144,7 @@ static int validate_bucket(const struct ipc_request *q, uint32_t part, struct er
     const struct ipc_bucket *b = &q->buckets[part];
     const struct ipc_gpu *last = NULL; /* ranks that share a bucket and its list are checked once */
 
-    if (check_packed(p, &b->handles, e) != 0)
+    if (check_handles_packed(p, &b->handles, e) != 0)
         return -1;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
         const struct ipc_gpu *gpu = b->ranks[r].gpu;

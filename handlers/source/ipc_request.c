@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-static int refuse_no_gpu(const struct ipc_request *q, struct err *e)
+static int ipc_refuse_no_gpu(const struct ipc_request *q, struct err *e)
 {
     const struct cuda_info *cuda = q->weights->cuda;
 
@@ -27,7 +27,7 @@ static int refuse_no_gpu(const struct ipc_request *q, struct err *e)
         (unsigned)q->n_ranks, q->uuids[0], cuda->devices[0].uuid);
 }
 
-static int open_source(struct source **out, struct ipc_request *q, struct err *e)
+static int open_ipc_source(struct source **out, struct ipc_request *q, struct err *e)
 {
     struct tensor_list *tensor_lists[IPC_RANKS_MAX];
     struct cuda_ipc_cfg cfg = {
@@ -86,9 +86,9 @@ int ipc_from_body(struct update_chunk *c, const struct app_weights *weights, con
         ipc_request_validate(&q, e) != 0)
         goto err_fini;
     if (weights->n_devices == 0)
-        rc = refuse_no_gpu(&q, e);
+        rc = ipc_refuse_no_gpu(&q, e);
     else
-        rc = open_source(&c->source, &q, e);
+        rc = open_ipc_source(&c->source, &q, e);
     if (rc != 0)
         goto err_fini;
     if (q.ranks_equal)

@@ -98,7 +98,7 @@ static int request_read(struct request *q, const struct app_weights *weights, co
     return read_strings(q, list, e);
 }
 
-static void ranks_of_server(struct request *q)
+static void named_ranks_of_server(struct request *q)
 {
     q->n_ranks = q->weights->n_devices;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
@@ -111,7 +111,7 @@ static void ranks_of_server(struct request *q)
     }
 }
 
-static bool is_empty(const struct request *q, uint32_t i)
+static bool is_empty_string(const struct request *q, uint32_t i)
 {
     return q->strings[i].tensor_list == NULL;
 }
@@ -125,7 +125,7 @@ static int assign_gpus(struct request *q, struct err *e)
     for (uint32_t i = 0; i < q->n; i++) {
         struct torch_tensors *t = &q->strings[i];
 
-        if (is_empty(q, i) || t->uuid[0] != '\0')
+        if (is_empty_string(q, i) || t->uuid[0] != '\0')
             continue;
         string_field(field, i);
         if (q->n != q->n_ranks)
@@ -144,10 +144,10 @@ static int assign_gpus(struct request *q, struct err *e)
 /* The string with the tensors of a GPU; if there are several, the one at the rank's position. */
 static uint32_t find_string(const struct request *q, uint32_t rank, const char *uuid)
 {
-    if (rank < q->n && !is_empty(q, rank) && strcmp(q->strings[rank].uuid, uuid) == 0)
+    if (rank < q->n && !is_empty_string(q, rank) && strcmp(q->strings[rank].uuid, uuid) == 0)
         return rank;
     for (uint32_t i = 0; i < q->n; i++)
-        if (!is_empty(q, i) && strcmp(q->strings[i].uuid, uuid) == 0)
+        if (!is_empty_string(q, i) && strcmp(q->strings[i].uuid, uuid) == 0)
             return i;
     return NO_STRING;
 }
@@ -189,7 +189,7 @@ static int match_strings(struct request *q, bool sharded, struct err *e)
     if (assign_gpus(q, e) != 0)
         return -1;
     for (uint32_t i = 0; i < q->n; i++)
-        n_empty += is_empty(q, i);
+        n_empty += is_empty_string(q, i);
     if (n_empty == 0)
         return match_by_gpu(q, sharded, e);
     for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -197,7 +197,7 @@ static int match_strings(struct request *q, bool sharded, struct err *e)
     return 0;
 }
 
-static int refuse_no_gpu(const struct app_weights *weights, struct err *e)
+static int named_refuse_no_gpu(const struct app_weights *weights, struct err *e)
 {
     if (!weights->cuda->available)
         return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
@@ -212,7 +212,7 @@ static int refuse_no_gpu(const struct app_weights *weights, struct err *e)
 }
 
 /* Does every rank receive the same tensors in the same order? Their addresses may differ. */
-static bool are_ranks_equal(const struct request *q)
+static bool have_ranks_equal_tensors(const struct request *q)
 {
     for (uint32_t r = 0; r < q->n_ranks; r++)
         if (q->rank_gpus[r] == NO_STRING ||
@@ -223,7 +223,8 @@ static bool are_ranks_equal(const struct request *q)
 }
 
 /* Makes one string a bucket: its handles are moved, and its ranks read all of it. */
-static int make_bucket(struct ipc_bucket *b, struct request *q, uint32_t string, struct err *e)
+static int make_named_bucket(struct ipc_bucket *b, struct request *q, uint32_t string,
+                             struct err *e)
 {
     struct torch_tensors *t = &q->strings[string];
 
@@ -261,7 +262,7 @@ static int make_buckets(struct ipc_bucket **out, uint32_t *n, struct request *q,
     for (uint32_t i = 0; i < q->n; i++) {
         if (!is_used(q, i))
             continue;
-        if (make_bucket(&buckets[(*n)++], q, i, e) != 0)
+        if (make_named_bucket(&buckets[(*n)++], q, i, e) != 0)
             goto free_buckets;
     }
     *out = buckets;
@@ -274,7 +275,7 @@ free_buckets:
     return -1;
 }
 
-static int open_source(struct source **out, struct request *q, struct err *e)
+static int open_named_source(struct source **out, struct request *q, struct err *e)
 {
     struct tensor_list *tensor_lists[RANKS_MAX] = {NULL};
     struct cuda_ipc_cfg cfg = {.devices = q->weights->devices,
@@ -284,13 +285,14 @@ static int open_source(struct source **out, struct request *q, struct err *e)
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         if (q->rank_gpus[r] != NO_STRING)
-            tensor_lists[r] = q->strings[q->rank_gpus[are_ranks_equal(q) ? 0 : r]].tensor_list;
+            tensor_lists[r] =
+                q->strings[q->rank_gpus[have_ranks_equal_tensors(q) ? 0 : r]].tensor_list;
     if (make_buckets(&cfg.buckets, &cfg.n_buckets, q, e) != 0)
         return -1;
     return cuda_ipc_source_new(out, &cfg, e);
 }
 
-static void add_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
+static void add_named_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
 {
     struct chunk_origin *o = &c->origins[c->n_origins++];
 
@@ -301,7 +303,7 @@ static void add_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
 /* Sets what each rank receives, and its place in the request. */
 static int move_tensor_lists(struct update_chunk *c, const struct request *q, struct err *e)
 {
-    bool ranks_equal = are_ranks_equal(q);
+    bool ranks_equal = have_ranks_equal_tensors(q);
 
     c->origins = calloc(q->n_ranks, sizeof c->origins[0]);
     if (!ranks_equal)
@@ -317,7 +319,7 @@ static int move_tensor_lists(struct update_chunk *c, const struct request *q, st
         if (!ranks_equal)
             c->ranks[r].tensor_list = tensor_list_ref(q->strings[q->rank_gpus[r]].tensor_list);
         if (!ranks_equal || r == 0)
-            add_origin(c, r, q->rank_gpus[r]);
+            add_named_origin(c, r, q->rank_gpus[r]);
     }
     return 0;
 }
@@ -338,7 +340,7 @@ static int check_unmatched(const struct request *q, struct err *e)
     char field[ERR_FIELD_MAX];
 
     for (uint32_t i = 0; i < q->n; i++) {
-        if (is_empty(q, i))
+        if (is_empty_string(q, i))
             continue;
         string_field(field, i);
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -358,13 +360,14 @@ int named_tensors_from_body(struct update_chunk *c, const struct app_weights *we
     if (request_read(&q, weights, body, e) != 0)
         goto fini;
     if (weights->n_devices == 0) {
-        rc = refuse_no_gpu(weights, e);
+        rc = named_refuse_no_gpu(weights, e);
         goto fini;
     }
-    ranks_of_server(&q);
+    named_ranks_of_server(&q);
     rc = match_strings(&q, sharded, e);
     if (rc == 0)
-        rc = has_no_matched_rank(&q) ? check_unmatched(&q, e) : open_source(&c->source, &q, e);
+        rc = has_no_matched_rank(&q) ? check_unmatched(&q, e)
+                                     : open_named_source(&c->source, &q, e);
     if (rc == 0 && c->source != NULL)
         rc = move_tensor_lists(c, &q, e);
 

@@ -97,9 +97,9 @@ static int split_chunks(struct packed_chunks *out, const struct nccl_req *req,
 }
 
 /* The list of the request, or of the update before it. */
-static int find_list(struct tensor_list **out, const struct nccl_req *req,
-                     const struct app_weights *weights, const json_t *body,
-                     const struct body_columns *text, struct err *e)
+static int find_broadcast_list(struct tensor_list **out, const struct nccl_req *req,
+                               const struct app_weights *weights, const json_t *body,
+                               const struct body_columns *text, struct err *e)
 {
     const char *plan_id = json_string_value(body_given(body, "plan_id"));
 
@@ -122,7 +122,7 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
         return -1;
     packing_inherit(&req, &group, &inherited);
     if (nccl_validate(&req, e) != 0 ||
-        find_list(&c->tensor_list, &req, weights, body, text, e) != 0 ||
+        find_broadcast_list(&c->tensor_list, &req, weights, body, text, e) != 0 ||
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
                       c->tensor_list->n_tensors, e) != 0 ||
         check_digest(&req, c->tensor_list, e) != 0 ||
@@ -151,7 +151,7 @@ void update_refused(struct app *app, const struct http_request *x, const json_t 
 /* A group that would be left has to have a reason: the request has the form of its trainer's. In
  * the middle of an update too, or the next request would take the broadcast of this one for its
  * own. */
-static bool may_be_broadcast(const struct http_request *x, const struct nccl_join_info *group)
+static bool may_be_group_broadcast(const struct http_request *x, const struct nccl_join_info *group)
 {
     const struct route *route = x->route;
 
@@ -164,6 +164,6 @@ void update_refused_unread(struct app *app, const struct http_request *x, struct
     struct nccl_join_info group;
 
     if (transfer != NULL && !body_is_tensors(x) && weight_transfer_info(transfer, &group) &&
-        may_be_broadcast(x, &group))
+        may_be_group_broadcast(x, &group))
         weight_transfer_doubt(transfer, NULL, x->began_us, e);
 }

@@ -27,7 +27,7 @@ static int read_ranges(struct shm_range *ranges, const json_t *list, struct err 
 }
 
 /* `packed` is optional; if given, it must agree with the form of `shm`. */
-static int check_packed(const json_t *body, bool is_packed, struct err *e)
+static int check_shm_packed(const json_t *body, bool is_packed, struct err *e)
 {
     bool packed = is_packed;
 
@@ -68,14 +68,14 @@ int shm_from_body(struct source **out, const json_t *body, const struct tensor_l
     struct shm_range range = {0};
 
     if (json_is_array(shm)) {
-        if (check_packed(body, false, e) != 0)
+        if (check_shm_packed(body, false, e) != 0)
             return -1;
         return open_each(out, shm, tensor_list, e);
     }
     if (!json_is_object(shm))
         return err_set(e, ERR_BAD_REQUEST, "/shm",
                        "shm is an object {name, offset, nbytes}, or a list of them");
-    if (check_packed(body, true, e) != 0 || read_range(&range, shm, "/shm", e) != 0)
+    if (check_shm_packed(body, true, e) != 0 || read_range(&range, shm, "/shm", e) != 0)
         return -1;
     return shm_source_open(out, &range, 1, true, tensor_list, e);
 }
