@@ -63,7 +63,7 @@ static int parse_id(struct init_req *req, struct err *e)
     return nccl_id_from_base64(req->id, r->id, strlen(r->id), "/nccl_unique_id", e);
 }
 
-static int check_name(const char *text, size_t len_max, const char *field, struct err *e)
+static int check_transfer_name(const char *text, size_t len_max, const char *field, struct err *e)
 {
     size_t len = strlen(text);
 
@@ -88,9 +88,9 @@ static int check_store(struct init_req *req, struct err *e)
     if (r->host == NULL || r->port == 0)
         return err_set(e, ERR_BAD_REQUEST, r->host == NULL ? "/master_address" : "/master_port",
                        "master_address and master_port are required together");
-    if (check_name(r->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
+    if (check_transfer_name(r->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
         (r->group_name != NULL &&
-         check_name(r->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
+         check_transfer_name(r->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
         return -1;
     req->form = r->group_name != NULL ? NCCL_FORM_TORCH : NCCL_FORM_STORE;
     return 0;
@@ -122,8 +122,8 @@ static int check_ipc_members(const json_t *body, struct err *e)
     return body_bool(&packed, body, "", "packed", e);
 }
 
-static int init_parse(struct init_req *req, uint64_t join_timeout_us, const json_t *body,
-                      struct err *e)
+static int transfer_init_parse(struct init_req *req, uint64_t join_timeout_us, const json_t *body,
+                               struct err *e)
 {
     struct transfer_request *r = &req->r;
 
@@ -215,8 +215,8 @@ static int join_group(struct app *app, struct http_request *x, const json_t *bod
     const struct weight_transfer_cfg *cfg = weight_transfer_config(app->weights->transfer);
     struct init_req req = {0};
 
-    if (init_parse(&req, cfg->join_timeout_us, body, e) != 0 || init_validate(&req, cfg, e) != 0 ||
-        weight_transfer_able(app->weights->transfer, e) != 0)
+    if (transfer_init_parse(&req, cfg->join_timeout_us, body, e) != 0 ||
+        init_validate(&req, cfg, e) != 0 || weight_transfer_able(app->weights->transfer, e) != 0)
         return -1;
     abort_open_update(app, x->route);
     return start_join(app->weights->transfer, &req, x, e);

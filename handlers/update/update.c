@@ -82,7 +82,7 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     return 0;
 }
 
-static struct update_chunk *chunk_new(struct err *e)
+static struct update_chunk *update_chunk_new(struct err *e)
 {
     struct update_chunk *c = calloc(1, sizeof *c);
 
@@ -166,8 +166,8 @@ static int check_no_nccl_members(const json_t *body, struct err *e)
 }
 
 /* @path  of the request, or NULL */
-static int open_source(struct app *app, struct update_chunk *c, const char *path,
-                       const json_t *body, const struct body_columns *text, struct err *e)
+static int open_chunk_source(struct app *app, struct update_chunk *c, const char *path,
+                             const json_t *body, const struct body_columns *text, struct err *e)
 {
     const char *source;
 
@@ -224,11 +224,11 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
         return -1;
     if (id[0] != '\0')
         w.update_id = id;
-    c = chunk_new(e);
+    c = update_chunk_new(e);
     if (c == NULL)
         return -1;
     update_params_apply(c, &w, x);
-    if (open_source(app, c, w.path, body, text, e) != 0 ||
+    if (open_chunk_source(app, c, w.path, body, text, e) != 0 ||
         (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
          request_session_start(c->update_id, app, x, e) != 0)) {
         update_chunk_free(c);
@@ -263,7 +263,7 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
 
     if (update_params_from_query(&w, x, e) != 0)
         return -1;
-    c = chunk_new(e);
+    c = update_chunk_new(e);
     if (c == NULL)
         return -1;
     update_params_apply(c, &w, x);
@@ -279,7 +279,7 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
     return -1;
 }
 
-static int refuse_query(const struct http_request *x, struct err *e)
+static int refuse_update_query(const struct http_request *x, struct err *e)
 {
     if (x->content_type[0] == '\0')
         return err_set(
@@ -304,7 +304,7 @@ int handle_update(struct app *app, struct http_request *x, struct err *e)
     if (streams)
         return update_from_stream(app, x, e);
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0 ||
-        (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
+        (route->strict && x->n_query > 0 && refuse_update_query(x, e) != 0) ||
         body_parse_columns(&body, &text, x, route, app->weights->lists, e) != 0) {
         update_refused_unread(app, x, e);
         return -1;

@@ -21,7 +21,7 @@
 
 enum { REASON_MAX = 200 };
 
-static int start_parse(struct update_start *req, const json_t *body, struct err *e)
+static int update_start_parse(struct update_start *req, const json_t *body, struct err *e)
 {
     struct update_start_request r = {0};
 
@@ -79,8 +79,8 @@ static int abort_unreported(const struct app_weights *weights, const struct upda
  * has received nothing, it is the same client again, or its successor: the open one ends. After
  * tensors it does not, nor for another host: those of two trainers that both live would be mixed.
  * Errors: those of updates_start. */
-static int start_session(struct app *app, const struct update_start *req, struct update_info *info,
-                         struct err *e)
+static int start_update_session(struct app *app, const struct update_start *req,
+                                struct update_info *info, struct err *e)
 {
     if (updates_start(app->weights->updates, req, info, e) == 0)
         return 0;
@@ -103,12 +103,12 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    rc = start_parse(&req, body, e);
+    rc = update_start_parse(&req, body, e);
     json_decref(body);
     req.anonymous = route->session != SESSION_NAMED;
     req.actor = x->actor;
     if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
-        start_session(app, &req, &info, e) != 0)
+        start_update_session(app, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(x, 200, started_json(app, &info), &reply))
         return abort_unreported(app->weights, &info, e);

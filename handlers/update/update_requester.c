@@ -48,7 +48,7 @@ static json_t *with_handed(json_t *object, const struct app *app, const struct u
     return NULL;
 }
 
-static json_t *adapters_json(const struct app_generate *generate)
+static json_t *requester_adapters_json(const struct app_generate *generate)
 {
     return generate->lora != NULL ? generate->lora->valid(generate) : json_array();
 }
@@ -60,7 +60,7 @@ static json_t *committed_json(const struct app *app, const struct update_info *i
     json_t *reply = with_handed(update_json(info), app, info);
 
     if (reply != NULL &&
-        json_object_set_new(reply, "adapters", adapters_json(app->generate)) != 0) {
+        json_object_set_new(reply, "adapters", requester_adapters_json(app->generate)) != 0) {
         json_decref(reply);
         return NULL;
     }

@@ -58,8 +58,8 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
     return 0;
 }
 
-static int refuse_no_gpu(const struct app_weights *weights, const struct ipc_handles *set,
-                         struct err *e)
+static int zmq_refuse_no_gpu(const struct app_weights *weights, const struct ipc_handles *set,
+                             struct err *e)
 {
     if (!weights->cuda->available)
         return err_set(e, ERR_NO_GPU, FIELD,
@@ -132,7 +132,7 @@ static int zmq_session_parse(struct zmq_session *p, const json_t *body, struct e
     if (member_read(&r, update_zmq_members, body, "", e) != 0 || read_gpus(&set, r.handles, e) != 0)
         return -1;
     if (p->app->weights->n_devices == 0)
-        return refuse_no_gpu(p->app->weights, &set, e);
+        return zmq_refuse_no_gpu(p->app->weights, &set, e);
     (void)snprintf(p->label, sizeof p->label, "%s", r.label != NULL ? r.label : "");
     p->deadline_us = r.timeout_ms > 0 ? clock_after_us(r.timeout_ms * 1000) : CLOCK_NEVER;
     return match_ports(p, &set, r.handles, e);

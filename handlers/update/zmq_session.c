@@ -155,8 +155,8 @@ static int check_equal_lists(const struct zmq_session *p, const struct zmq_messa
 }
 
 /* The bucket of one socket, for the ranks that use it. */
-static int make_bucket(struct ipc_bucket *b, const struct zmq_session *p, uint32_t port,
-                       const struct zmq_message *m, struct err *e)
+static int make_socket_bucket(struct ipc_bucket *b, const struct zmq_session *p, uint32_t port,
+                              const struct zmq_message *m, struct err *e)
 {
     uint32_t n_ranks = p->app->weights->n_devices;
 
@@ -194,7 +194,7 @@ static int make_source(struct source **out, const struct zmq_session *p,
     if (cfg.buckets == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
     for (uint32_t i = 0; i < p->n_ports; i++)
-        if (make_bucket(&cfg.buckets[i], p, i, &m[i], e) != 0)
+        if (make_socket_bucket(&cfg.buckets[i], p, i, &m[i], e) != 0)
             goto free_buckets;
     for (uint32_t r = 0; r < cfg.n_ranks; r++)
         tensor_lists[r] = m[0].tensor_list;

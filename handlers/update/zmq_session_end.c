@@ -36,7 +36,7 @@ static void wait_unmapped(struct zmq_session *p, struct update_info *info)
 }
 
 /* A received handle keeps the trainer's memory until its counter is decremented. */
-static void drop_exports(struct zmq_session *p)
+static void zmq_session_drop_exports(struct zmq_session *p)
 {
     for (uint32_t i = 0; i < p->n_ports && p->state == ZMQ_EXPECT_TENSORS && !p->submitted; i++) {
         struct err e = {0};
@@ -74,7 +74,7 @@ void zmq_session_fail(struct zmq_session *p, const struct err *cause)
         (void)updates_fail(p->app->weights->updates, p->id, &p->cause, &info, &ignored);
         wait_unmapped(p, &info);
     }
-    drop_exports(p);
+    zmq_session_drop_exports(p);
     p->state = ZMQ_FAILED;
     zmq_session_reply(p, &info, &p->cause);
 }
