@@ -37,8 +37,8 @@ static int sampling_of(json_t **out, const json_t *body, bool logprobs, uint32_t
     return 0;
 }
 
-static int parse_sampling(struct completions_op *op, const json_t *body, bool logprobs,
-                          struct err *e)
+static int parse_chat_sampling(struct completions_op *op, const json_t *body, bool logprobs,
+                               struct err *e)
 {
     struct generation *g = &op->g;
     json_t *sampling;
@@ -84,7 +84,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
     g->id_prefix = "chatcmpl-";
     if (generation_read(&r, &op->request_id, g, chat_members, body, routed, e) != 0 ||
         generation_read_stream(&op->stream, &r, false, e) != 0 ||
-        parse_sampling(op, body, r.logprobs, e) != 0 ||
+        parse_chat_sampling(op, body, r.logprobs, e) != 0 ||
         chat_parse(op->chat, body, g->app->generate->chat, e) != 0)
         return -1;
     op->return_ids = r.return_token_ids;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int no_memory(struct err *e)
+static int chat_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the messages");
 }
@@ -113,7 +113,7 @@ static int copy_parts(json_t **out, const json_t *parts, size_t i, struct err *e
     }
     if (list == NULL || json_array_size(list) < json_array_size(parts)) {
         json_decref(list);
-        return no_memory(e);
+        return chat_no_memory(e);
     }
     *out = list;
     return 0;
@@ -138,7 +138,7 @@ static int join_parts(json_t **out, const json_t *parts, bool keep_empty, size_t
     }
     if (rc == 0) {
         *out = joined.failed ? NULL : json_stringn(joined.len > 0 ? joined.data : "", joined.len);
-        rc = *out == NULL ? no_memory(e) : 0;
+        rc = *out == NULL ? chat_no_memory(e) : 0;
     }
     buf_fini(&joined);
     return rc;
@@ -163,7 +163,7 @@ static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
     else if ((as_parts && !of_tool ? copy_parts(&made, content, i, e)
                                    : join_parts(&made, content, as_parts, i, e)) != 0)
         return -1;
-    return json_object_set_new(message, "content", made) == 0 ? 0 : no_memory(e);
+    return json_object_set_new(message, "content", made) == 0 ? 0 : chat_no_memory(e);
 }
 
 /* Is it an object to Python, though no JSON to us? `why` is of the first place that is none. */
@@ -202,7 +202,7 @@ static int set_arguments(json_t *function, size_t i, size_t k, struct err *e)
     if (len > 0)
         made = json_parse(text, len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why, &starved);
     if (starved)
-        return no_memory(e);
+        return chat_no_memory(e);
     if (len > 0 && made == NULL && python_reads(&why, text, len)) {
         message_field(field, i, "tool_calls", k, "/function/arguments");
         return err_set(e, ERR_BAD_REQUEST, field, "JSON that is not supported: %.100s", why.text);
@@ -211,7 +211,7 @@ static int set_arguments(json_t *function, size_t i, size_t k, struct err *e)
         json_decref(made);
         made = json_object();
     }
-    return json_object_set_new(function, "arguments", made) == 0 ? 0 : no_memory(e);
+    return json_object_set_new(function, "arguments", made) == 0 ? 0 : chat_no_memory(e);
 }
 
 static int set_calls(json_t *message, size_t i, struct err *e)
@@ -298,7 +298,7 @@ static int parse_messages(struct chat_request *c, const json_t *messages,
                        CHAT_MESSAGES_MAX);
     c->messages = json_deep_copy_all(messages);
     if (c->messages == NULL)
-        return no_memory(e);
+        return chat_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         if (set_message(json_array_get(c->messages, i), as_parts, i, e) != 0)
             return -1;

@@ -8,7 +8,8 @@
 
 /* Writes token, logprob, bytes. The bytes are those of the text as sent, with U+FFFD where a token
  * is not a whole character. */
-static void put_token(struct buf *out, const struct completions_op *op, uint32_t id, float logprob)
+static void put_chat_token(struct buf *out, const struct completions_op *op, uint32_t id,
+                           float logprob)
 {
     struct buf text = {0};
 
@@ -33,19 +34,19 @@ static void put_token(struct buf *out, const struct completions_op *op, uint32_t
 static void put_logprob(struct buf *out, const struct completions_op *op, const struct gen_token *t)
 {
     json_put_open(out, '{');
-    put_token(out, op, t->id, t->logprob);
+    put_chat_token(out, op, t->id, t->logprob);
     json_put_name(out, "top_logprobs");
     json_put_open(out, '[');
     for (uint32_t i = 0; i < t->n_top && (int64_t)i < op->logprobs; i++) {
         json_put_open(out, '{');
-        put_token(out, op, t->top[i].id, t->top[i].logprob);
+        put_chat_token(out, op, t->top[i].id, t->top[i].logprob);
         json_put_close(out, '}');
     }
     json_put_close(out, ']');
     json_put_close(out, '}');
 }
 
-static void put_message(struct buf *out, const struct completions_part *p)
+static void put_chat_message(struct buf *out, const struct completions_part *p)
 {
     const struct completions_op *op = p->op;
 
@@ -62,7 +63,7 @@ static void put_message(struct buf *out, const struct completions_part *p)
     json_put_close(out, '}');
 }
 
-static void put_logprobs(struct buf *out, const struct completions_part *p)
+static void put_chat_logprobs(struct buf *out, const struct completions_part *p)
 {
     if (p->op->logprobs < 0) {
         json_put_null(out);
@@ -85,9 +86,9 @@ void chat_put_choice(struct buf *out, const struct completions_part *p)
     json_put_name(out, "index");
     json_put_int(out, p->seq->index);
     json_put_name(out, op->stream.on ? "delta" : "message");
-    put_message(out, p);
+    put_chat_message(out, p);
     json_put_name(out, "logprobs");
-    put_logprobs(out, p);
+    put_chat_logprobs(out, p);
     json_put_name(out, "finish_reason");
     json_put_value(out, generation_finish_json(p->out));
     json_put_name(out, "stop_reason");

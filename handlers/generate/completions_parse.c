@@ -163,7 +163,7 @@ int completions_parse_sampling(struct completions_op *op, const json_t *body, st
 }
 
 /* max_tokens = 0 with echo scores the prompt. The engine makes one token, which is not sent. */
-static int parse_sampling(struct completions_op *op, const json_t *body, struct err *e)
+static int parse_completions_sampling(struct completions_op *op, const json_t *body, struct err *e)
 {
     const json_t *max = json_object_get(body, "max_tokens");
     json_t *one;
@@ -198,7 +198,7 @@ int completions_parse(struct completions_op *op, const json_t *body, struct err 
     op->add_special = r.add_special_tokens;
     op->return_ids = r.return_token_ids;
     op->as_ids = r.return_tokens_as_token_ids;
-    if (parse_sampling(op, body, e) != 0 || resolve_logprobs(op, e) != 0)
+    if (parse_completions_sampling(op, body, e) != 0 || resolve_logprobs(op, e) != 0)
         return -1;
     return completions_parse_prompts(op, r.prompt, e);
 }

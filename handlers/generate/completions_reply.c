@@ -53,7 +53,8 @@ static void put_top(struct buf *out, const struct completions_op *op, struct nam
 }
 
 /* top_logprobs of one token: an object, so that no name may come twice. */
-static void put_tops(struct buf *out, const struct completions_op *op, const struct gen_token *t)
+static void put_completions_tops(struct buf *out, const struct completions_op *op,
+                                 const struct gen_token *t)
 {
     struct names names;
 
@@ -149,7 +150,7 @@ static json_t *prompt_ids_json(const struct completions_part *p)
 
 /* With 0 tokens requested the finish reason is "length", even if the hidden token is a stop token.
  */
-static json_t *finish_json(const struct completions_part *p)
+static json_t *completions_finish_json(const struct completions_part *p)
 {
     if (p->op->no_output && p->out->finish == GEN_STOP)
         return json_string(gen_finish_name(GEN_LENGTH));
@@ -194,13 +195,13 @@ static void put_top_logprobs(struct buf *out, const struct completions_part *p)
     if (p->echoed != NULL)
         json_put_null(out); /* the prompt's first token has no logprob */
     for (uint32_t i = 1; p->echoed != NULL && i < p->echoed->n_prompt; i++)
-        put_tops(out, p->op, &p->echoed->prompt[i]);
+        put_completions_tops(out, p->op, &p->echoed->prompt[i]);
     for (uint32_t i = p->first; i < p->end; i++)
-        put_tops(out, p->op, &p->tokens[i]);
+        put_completions_tops(out, p->op, &p->tokens[i]);
     json_put_close(out, ']');
 }
 
-static void put_logprobs(struct buf *out, const struct completions_part *p)
+static void put_completions_logprobs(struct buf *out, const struct completions_part *p)
 {
     json_put_name(out, "logprobs");
     if (p->op->logprobs < 0) {
@@ -227,7 +228,7 @@ static void put_prompt_logprobs(struct buf *out, const struct completions_part *
         json_put_null(out);
 }
 
-static void put_choice(struct buf *out, const struct completions_part *p)
+static void put_completions_choice(struct buf *out, const struct completions_part *p)
 {
     const struct completions_op *op = p->op;
 
@@ -236,10 +237,10 @@ static void put_choice(struct buf *out, const struct completions_part *p)
     json_put_int(out, p->seq->index);
     json_put_name(out, "text");
     json_put_string(out, p->text.len > 0 ? p->text.data : "", p->text.len);
-    put_logprobs(out, p);
-    json_put_members(out,
-                     json_pack("{s:o, s:o}", "finish_reason", finish_json(p), "stop_reason",
-                               op->no_output ? json_null() : generation_stop_reason_json(p->out)));
+    put_completions_logprobs(out, p);
+    json_put_members(
+        out, json_pack("{s:o, s:o}", "finish_reason", completions_finish_json(p), "stop_reason",
+                       op->no_output ? json_null() : generation_stop_reason_json(p->out)));
     completions_put_token_ids(out, p);
     json_put_name(out, "prompt_token_ids");
     json_put_value(out, prompt_ids_json(p));
@@ -259,11 +260,12 @@ static void put_part(struct buf *out, const struct completions_part *p)
     if (p->op->chat != NULL)
         chat_put_choice(out, p);
     else
-        put_choice(out, p);
+        put_completions_choice(out, p);
 }
 
-/* put_head and put_tail write the members around the choices of each reply and event. */
-static void put_head(struct buf *out, const struct completions_op *op)
+/* put_completions_head and put_completions_tail write the members around the choices of each reply
+ * and event. */
+static void put_completions_head(struct buf *out, const struct completions_op *op)
 {
     const char *kind = op->chat == NULL ? "text_completion"
                        : op->stream.on  ? "chat.completion.chunk"
@@ -282,7 +284,7 @@ static void put_head(struct buf *out, const struct completions_op *op)
 }
 
 /* @usage  stolen */
-static void put_tail(struct buf *out, struct completions_op *op, json_t *usage)
+static void put_completions_tail(struct buf *out, struct completions_op *op, json_t *usage)
 {
     json_put_close(out, ']');
     if (op->chat != NULL)
@@ -343,10 +345,10 @@ static bool send_part_event(struct completions_op *op, struct generation_seq *se
     if (!completions_part_next(&p, op, seq))
         return false;
     generation_event_begin(&event);
-    put_head(&event, op);
+    put_completions_head(&event, op);
     put_part(&event, &p);
     completions_part_sent(&p);
-    put_tail(&event, op, generation_usage_each(seq, op->stream.usage_each));
+    put_completions_tail(&event, op, generation_usage_each(seq, op->stream.usage_each));
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
     return true;
@@ -364,17 +366,17 @@ static void send_usage_event(struct completions_op *op)
     struct buf event = {0};
 
     generation_event_begin(&event);
-    put_head(&event, op);
-    put_tail(&event, op, usage_json(op));
+    put_completions_head(&event, op);
+    put_completions_tail(&event, op, usage_json(op));
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
 }
 
-static void put_whole(struct buf *out, struct generation *g)
+static void put_completions_whole(struct buf *out, struct generation *g)
 {
     struct completions_op *op = completions_of(g);
 
-    put_head(out, op);
+    put_completions_head(out, op);
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct completions_part p;
 
@@ -385,7 +387,7 @@ static void put_whole(struct buf *out, struct generation *g)
         put_part(out, &p);
         completions_part_sent(&p);
     }
-    put_tail(out, op, usage_json(op));
+    put_completions_tail(out, op, usage_json(op));
     json_put_members(
         out, json_pack("{s:n, s:n, s:n}", "kv_transfer_params", "ec_transfer_params", "metrics"));
     json_put_close(out, '}');
@@ -397,7 +399,7 @@ void completions_finish(struct generation *g)
     struct err why = {0};
 
     if (!op->stream.on) {
-        generation_reply_whole(g, put_whole);
+        generation_reply_whole(g, put_completions_whole);
         return;
     }
     completions_on_tokens(g);

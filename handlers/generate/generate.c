@@ -72,7 +72,7 @@ static void put_entry(struct buf *out, uint32_t id, float logprob, uint32_t rank
 }
 
 /* @n_top  how many of the most likely tokens to list */
-static void put_token(struct buf *out, const struct gen_token *t, uint32_t n_top)
+static void put_generate_token(struct buf *out, const struct gen_token *t, uint32_t n_top)
 {
     json_put_open(out, '{');
     put_entry(out, t->id, t->logprob, t->rank);
@@ -87,8 +87,8 @@ static void put_token(struct buf *out, const struct gen_token *t, uint32_t n_top
     json_put_close(out, '}');
 }
 
-static void put_logprobs(struct buf *out, const struct generate_op *op,
-                         const struct gen_token *tokens, uint32_t first, uint32_t end)
+static void put_generate_logprobs(struct buf *out, const struct generate_op *op,
+                                  const struct gen_token *tokens, uint32_t first, uint32_t end)
 {
     if (op->g.params.gen.logprobs < 0) {
         json_put_null(out);
@@ -98,7 +98,7 @@ static void put_logprobs(struct buf *out, const struct generate_op *op,
     json_put_name(out, "content");
     json_put_open(out, '[');
     for (uint32_t i = first; i < end; i++)
-        put_token(out, &tokens[i], op->sampled_only ? 0 : tokens[i].n_top);
+        put_generate_token(out, &tokens[i], op->sampled_only ? 0 : tokens[i].n_top);
     json_put_close(out, ']');
     json_put_close(out, '}');
 }
@@ -124,9 +124,9 @@ static void put_plain_logprobs(struct buf *out, const struct generation *g,
 }
 
 /* Writes a choice with the tokens [first, end). `made` is NULL while the sequence runs. */
-static void put_choice(struct buf *out, const struct generate_op *op,
-                       const struct generation_seq *seq, const struct gen_token *tokens,
-                       uint32_t first, uint32_t end, const struct gen_output *made)
+static void put_generate_choice(struct buf *out, const struct generate_op *op,
+                                const struct generation_seq *seq, const struct gen_token *tokens,
+                                uint32_t first, uint32_t end, const struct gen_output *made)
 {
     json_put_open(out, '{');
     json_put_name(out, "index");
@@ -138,7 +138,7 @@ static void put_choice(struct buf *out, const struct generate_op *op,
     json_put_name(out, "stop_reason");
     json_put_value(out, generation_stop_reason_json(made));
     json_put_name(out, "logprobs");
-    put_logprobs(out, op, tokens, first, end);
+    put_generate_logprobs(out, op, tokens, first, end);
     json_put_name(out, "routed_experts");
     routed_experts_put(out, seq, made, end, op->routed_form);
     if (made != NULL && op->replay.n_stages > 0) {
@@ -153,8 +153,9 @@ static void put_choice(struct buf *out, const struct generate_op *op,
     json_put_close(out, '}');
 }
 
-/* put_head and put_tail write the members around the choices of each reply and event. */
-static void put_head(struct buf *out, const struct generate_op *op)
+/* put_generate_head and put_generate_tail write the members around the choices of each reply and
+ * event. */
+static void put_generate_head(struct buf *out, const struct generate_op *op)
 {
     json_put_open(out, '{');
     json_put_name(out, "request_id");
@@ -164,7 +165,7 @@ static void put_head(struct buf *out, const struct generate_op *op)
 }
 
 /* @usage  stolen */
-static void put_tail(struct buf *out, const struct generate_op *op, json_t *usage)
+static void put_generate_tail(struct buf *out, const struct generate_op *op, json_t *usage)
 {
     json_put_close(out, ']');
     json_put_members(out,
@@ -186,17 +187,17 @@ static void put_prompt_ids(struct buf *out, struct generate_op *op)
     json_put_value(out, generation_ids_json(prompt->ids, prompt->n));
 }
 
-static void put_whole(struct buf *out, struct generation *g)
+static void put_generate_whole(struct buf *out, struct generation *g)
 {
     struct generate_op *op = op_of(g);
 
-    put_head(out, op);
+    put_generate_head(out, op);
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         const struct gen_output *made = g->seqs[i].out;
 
-        put_choice(out, op, &g->seqs[i], made->tokens, 0, made->n_tokens, made);
+        put_generate_choice(out, op, &g->seqs[i], made->tokens, 0, made->n_tokens, made);
     }
-    put_tail(out, op, generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
+    put_generate_tail(out, op, generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
     json_put_name(out, "prompt_logprobs");
     generation_put_prompt_logprobs(out, op->sampled_only ? NULL : g->seqs[0].out, UINT32_MAX, NULL);
     if (op->return_ids)
@@ -232,7 +233,7 @@ static void put_skyrl(struct buf *out, struct generation *g)
 }
 
 /* Sends the next event of a sequence. Returns false if there is none yet. */
-static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
+static bool send_generate_event(struct generate_op *op, struct generation_seq *seq)
 {
     const struct gen_token *tokens;
     struct buf event = {0};
@@ -248,11 +249,11 @@ static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
         out = NULL;
     }
     generation_event_begin(&event);
-    put_head(&event, op);
-    put_choice(&event, op, seq, tokens, first, n, out);
+    put_generate_head(&event, op);
+    put_generate_choice(&event, op, seq, tokens, first, n, out);
     seq->n_sent = n;
     seq->last_event_sent = out != NULL;
-    put_tail(&event, op, generation_usage_each(seq, op->stream.usage_each));
+    put_generate_tail(&event, op, generation_usage_each(seq, op->stream.usage_each));
     put_prompt_ids(&event, op);
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
@@ -262,11 +263,11 @@ static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
 static void generate_on_tokens(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        while (generation_client_keeps_up(g) && send_seq_event(op_of(g), &g->seqs[i]))
+        while (generation_client_keeps_up(g) && send_generate_event(op_of(g), &g->seqs[i]))
             ;
 }
 
-static void finish_stream(struct generate_op *op)
+static void finish_generate_stream(struct generate_op *op)
 {
     struct generation *g = &op->g;
     struct buf event = {0};
@@ -275,8 +276,9 @@ static void finish_stream(struct generate_op *op)
     generate_on_tokens(g);
     if (op->stream.usage_last && !generation_failed(g, &why)) {
         generation_event_begin(&event);
-        put_head(&event, op);
-        put_tail(&event, op, generation_usage_json(generation_n_prompt(g), generation_n_sent(g)));
+        put_generate_head(&event, op);
+        put_generate_tail(&event, op,
+                          generation_usage_json(generation_n_prompt(g), generation_n_sent(g)));
         json_put_close(&event, '}');
         generation_event(g, &event);
     }
@@ -288,9 +290,9 @@ static void generate_finish(struct generation *g)
     struct generate_op *op = op_of(g);
 
     if (op->stream.on)
-        finish_stream(op);
+        finish_generate_stream(op);
     else
-        generation_reply_whole(g, op->routed_form == ROUTED_SKYRL ? put_skyrl : put_whole);
+        generation_reply_whole(g, op->routed_form == ROUTED_SKYRL ? put_skyrl : put_generate_whole);
 }
 
 static void generate_free(struct generation *g)
@@ -306,7 +308,7 @@ static const struct generation_ops whole_ops = {.finish = generate_finish, .free
 static const struct generation_ops stream_ops = {
     .on_tokens = generate_on_tokens, .finish = generate_finish, .free = generate_free};
 
-static int parse_prompt(struct generation *g, const json_t *ids, struct err *e)
+static int parse_generate_prompt(struct generation *g, const json_t *ids, struct err *e)
 {
     const struct app *app = g->app;
 
@@ -320,8 +322,8 @@ static int parse_prompt(struct generation *g, const json_t *ids, struct err *e)
                               app->generate->vocab_size, app->generate->max_model_len, e);
 }
 
-static int parse_sampling(struct generate_op *op, const json_t *sampling, bool strict,
-                          struct err *e)
+static int parse_generate_sampling(struct generate_op *op, const json_t *sampling, bool strict,
+                                   struct err *e)
 {
     static const char at[] = "/sampling_params";
     struct generation *g = &op->g;
@@ -364,8 +366,8 @@ static int generate_parse(struct generate_op *op, const json_t *body, bool stric
     if (generation_read(&r, &op->request_id, g, generate_members, body, routed_default(op), e) !=
             0 ||
         generation_read_stream(&op->stream, &r, strict, e) != 0 ||
-        parse_prompt(g, r.token_ids, e) != 0 ||
-        parse_sampling(op, r.sampling_params, strict, e) != 0 ||
+        parse_generate_prompt(g, r.token_ids, e) != 0 ||
+        parse_generate_sampling(op, r.sampling_params, strict, e) != 0 ||
         routed_experts_parse_replay(&op->replay, g, r.replay_layout, e) != 0)
         return -1;
     op->return_ids = r.return_token_ids;

@@ -53,7 +53,7 @@ size_t generation_list(void *arg, struct generations_row *rows, size_t cap)
     return n;
 }
 
-static json_t *versions_json(const struct generations_row *row)
+static json_t *listed_versions_json(const struct generations_row *row)
 {
     json_t *list = json_array();
 
@@ -88,10 +88,10 @@ static json_t *row_json(struct generations_row *row)
         : row->submitted ? "running"
                          : "waiting",
         "n_prompt_tokens", (json_int_t)row->n_prompt, "n_tokens", (json_int_t)row->n_tokens,
-        "age_s", (double)row->age_us / 1e6, "weight_versions", versions_json(row));
+        "age_s", (double)row->age_us / 1e6, "weight_versions", listed_versions_json(row));
 }
 
-static json_t *list_json(struct generations_row *rows, size_t n, size_t n_all)
+static json_t *generations_json(struct generations_row *rows, size_t n, size_t n_all)
 {
     json_t *list = json_array();
 
@@ -114,7 +114,7 @@ int handle_generations(struct app *app, struct http_request *x, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the list of generations");
     n_all = generations_list(app->generate->generations, rows, GENERATIONS_LISTED_MAX);
     n = n_all < GENERATIONS_LISTED_MAX ? n_all : GENERATIONS_LISTED_MAX;
-    reply = list_json(rows, n, n_all);
+    reply = generations_json(rows, n, n_all);
     generations_rows_fini(rows, n);
     free(rows);
     reply_json(x, 200, reply);

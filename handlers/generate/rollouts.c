@@ -57,8 +57,8 @@ static const struct generation_ops stream_ops = {.on_tokens = rollouts_on_ended,
                                                  .finish = rollouts_finish,
                                                  .free = rollouts_free};
 
-static int parse_prompt(struct generation *g, uint32_t i, const json_t *ids, const char *at,
-                        struct err *e)
+static int parse_rollouts_prompt(struct generation *g, uint32_t i, const json_t *ids,
+                                 const char *at, struct err *e)
 {
     if (!json_is_array(ids))
         return err_set(e, ERR_BAD_REQUEST, at, "%s; an array of token ids is expected",
@@ -70,7 +70,7 @@ static int parse_prompt(struct generation *g, uint32_t i, const json_t *ids, con
 }
 
 /* The array of prompts; of /v1/generate its one prompt. */
-static int parse_prompts(struct rollouts_op *op, const json_t *list, struct err *e)
+static int parse_rollouts_prompts(struct rollouts_op *op, const json_t *list, struct err *e)
 {
     struct generation *g = &op->g;
     char at[ERR_FIELD_MAX] = "/token_ids";
@@ -85,10 +85,10 @@ static int parse_prompts(struct rollouts_op *op, const json_t *list, struct err 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu prompts", n);
     g->n_prompts = (uint32_t)n;
     if (op->one_prompt)
-        return parse_prompt(g, 0, list, at, e);
+        return parse_rollouts_prompt(g, 0, list, at, e);
     for (uint32_t i = 0; i < n; i++) {
         (void)snprintf(at, sizeof at, "/prompts/%u", i);
-        if (parse_prompt(g, i, json_array_get(list, i), at, e) != 0)
+        if (parse_rollouts_prompt(g, i, json_array_get(list, i), at, e) != 0)
             return -1;
     }
     return 0;
@@ -116,7 +116,7 @@ static int check_sampling(struct generate_params *params, struct err *e)
     return 0;
 }
 
-static int parse_sampling(struct generation *g, const json_t *sampling, struct err *e)
+static int parse_rollouts_sampling(struct generation *g, const json_t *sampling, struct err *e)
 {
     static const char at[] = "/sampling_params";
 
@@ -208,8 +208,8 @@ static int rollouts_parse(struct rollouts_op *op, const json_t *body, struct err
         return -1;
     op->stream = r.stream;
     op->routes = routes_of(g);
-    if (parse_prompts(op, op->one_prompt ? r.token_ids : r.prompts, e) != 0 ||
-        parse_sampling(g, r.sampling_params, e) != 0 ||
+    if (parse_rollouts_prompts(op, op->one_prompt ? r.token_ids : r.prompts, e) != 0 ||
+        parse_rollouts_sampling(g, r.sampling_params, e) != 0 ||
         batch_options_parse(&op->options, body, g->n_prompts, g->app->generate->vocab_size, e) !=
             0 ||
         generation_expand(g, "/sampling_params/n", e) != 0 || check_nbytes(op, e) != 0)

@@ -68,8 +68,8 @@ static json_t *request_json(const struct rollouts_op *op)
 }
 
 /* Fills the body with the batch of these rows. */
-static int build(const struct rollouts_op *op, struct unread_body *out,
-                 const struct batch_row *rows, uint32_t n, struct err *e)
+static int build_rollouts_batch(const struct rollouts_op *op, struct unread_body *out,
+                                const struct batch_row *rows, uint32_t n, struct err *e)
 {
     struct batch b = {.options = &op->options, .rows = rows, .n_rows = n, .routes = op->routes};
     json_t *stops = stop_reasons_json(rows, n);
@@ -100,7 +100,7 @@ static struct unread_body *batch_of(const struct rollouts_op *op, const struct b
     nbytes = batch_nbytes(&shape, &op->options, &op->routes);
     if (unread_body_new(&b, op->g.app->settings.max_unread_nbytes, op->g.n_unread, nbytes, e) != 0)
         return NULL;
-    if (build(op, b, rows, n, e) == 0)
+    if (build_rollouts_batch(op, b, rows, n, e) == 0)
         return b;
     unread_body_free(b);
     return NULL;
@@ -254,7 +254,7 @@ static void send_end(struct rollouts_op *op, const struct err *why)
     free(frame);
 }
 
-static void finish_stream(struct rollouts_op *op)
+static void finish_rollouts_stream(struct rollouts_op *op)
 {
     struct generation *g = &op->g;
     struct http_request *x = g->x;
@@ -281,7 +281,7 @@ void rollouts_finish(struct generation *g)
     struct err why = {0};
 
     if (op->stream) {
-        finish_stream(op);
+        finish_rollouts_stream(op);
         return;
     }
     if (generation_failed(g, &why) || all_failed(g, &why))

@@ -187,7 +187,7 @@ static size_t npy_head(unsigned char head[NPY_HEAD_MAX], const struct table *t)
     return total;
 }
 
-static void put_data(struct buf *out, const struct table *t, enum routed_form form)
+static void put_routed_data(struct buf *out, const struct table *t, enum routed_form form)
 {
     unsigned char head[NPY_HEAD_MAX];
     size_t n_head = form == ROUTED_NPY ? npy_head(head, t) : 0;
@@ -203,7 +203,7 @@ static void put_data(struct buf *out, const struct table *t, enum routed_form fo
     free(data);
 }
 
-static void put_layers(struct buf *out, const struct table *t)
+static void put_routed_layers(struct buf *out, const struct table *t)
 {
     json_put_name(out, "layers");
     json_put_open(out, '[');
@@ -223,12 +223,12 @@ void routed_experts_put(struct buf *out, const struct generation_seq *seq,
     }
     t = table_of(seq, made, n_tokens, form);
     if (form == ROUTED_NPY || form == ROUTED_INT32) {
-        put_data(out, &t, form);
+        put_routed_data(out, &t, form);
         return;
     }
     json_put_open(out, '{');
     json_put_name(out, "data"); /* first: clients of SkyRL and prime-rl look for it there */
-    put_data(out, &t, form);
+    put_routed_data(out, &t, form);
     json_put_members(out,
                      json_pack("{s:[i,i,i], s:s}", "shape", (int)(t.end - t.first), (int)t.n_layers,
                                (int)made->n_routes_per_token, "dtype", id_types[t.type].name));
@@ -237,7 +237,7 @@ void routed_experts_put(struct buf *out, const struct generation_seq *seq,
         json_put_int(out, t.first);
     }
     if (form == ROUTED_NATIVE)
-        put_layers(out, &t);
+        put_routed_layers(out, &t);
     json_put_close(out, '}');
 }
 

@@ -49,7 +49,7 @@ static const struct generation_ops stream_ops = {.on_tokens = sglang_generate_on
                                                  .finish = sglang_generate_finish,
                                                  .free = sglang_free};
 
-static int parse_prompts(struct sglang_op *op, const json_t *body, struct err *e)
+static int parse_sglang_prompts(struct sglang_op *op, const json_t *body, struct err *e)
 {
     const json_t *text = body_given(body, "text"), *ids = body_given(body, "input_ids");
 
@@ -126,7 +126,7 @@ static int parse_lengths(struct sglang_op *op, const json_t *sampling, struct er
     return 0;
 }
 
-static int parse_sampling(struct sglang_op *op, const json_t *sampling, struct err *e)
+static int parse_sglang_sampling(struct sglang_op *op, const json_t *sampling, struct err *e)
 {
     struct generation *g = &op->c.g;
 
@@ -269,7 +269,7 @@ static int parse_all(struct sglang_op *op, const json_t *flat, struct err *e)
         return -1;
     op->c.stream.on = r.stream;
     op->with_text = r.return_text_in_logprobs;
-    if (parse_sampling(op, r.sampling_params, e) != 0)
+    if (parse_sglang_sampling(op, r.sampling_params, e) != 0)
         return -1;
     g->params.routes_start = r.routed_experts_start_len;
     g->routes_start_at = "/routed_experts_start_len";
@@ -290,7 +290,8 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
     op->c.g.events_repeat = true;
     op->c.logprobs = op->c.prompt_logprobs = -1; /* they are sent in SGLang's form */
     op->c.add_special = op->c.return_ids = true;
-    if (parse_prompts(op, body, e) != 0 || flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
+    if (parse_sglang_prompts(op, body, e) != 0 ||
+        flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
         return -1;
     rc = parse_all(op, flat, e);
     json_decref(flat);

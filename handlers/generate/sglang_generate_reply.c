@@ -34,7 +34,7 @@ static void put_tuple(struct buf *out, const struct sglang_op *op, uint32_t id, 
     json_put_close(out, ']');
 }
 
-static void put_tops(struct buf *out, const struct sglang_op *op, const struct gen_token *t)
+static void put_sglang_tops(struct buf *out, const struct sglang_op *op, const struct gen_token *t)
 {
     json_put_open(out, '[');
     for (uint32_t i = 0; i < t->n_top; i++)
@@ -54,7 +54,7 @@ static void put_part_tops(struct buf *out, const struct sglang_op *op,
                           const struct completions_part *p)
 {
     for (uint32_t i = p->first; i < p->end && op->n_top > 0; i++)
-        put_tops(out, op, &p->tokens[i]);
+        put_sglang_tops(out, op, &p->tokens[i]);
 }
 
 /* Adds the part to what was sent. A whole reply has no later event that repeats its logprobs: they
@@ -93,7 +93,7 @@ static json_t *abort_json(const struct gen_output *out)
                      "err_type");
 }
 
-static json_t *finish_json(const struct sglang_op *op, const struct gen_output *out)
+static json_t *sglang_finish_json(const struct sglang_op *op, const struct gen_output *out)
 {
     if (out == NULL)
         return json_null();
@@ -148,12 +148,12 @@ static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
     if (start < n)
         json_put_null(out);
     for (uint32_t i = start + 1; i < n; i++)
-        put_tops(out, op, &made->prompt[i]);
+        put_sglang_tops(out, op, &made->prompt[i]);
     json_put_close(out, ']');
 }
 
-static void put_logprobs(struct buf *out, const struct sglang_op *op,
-                         const struct completions_part *p)
+static void put_sglang_logprobs(struct buf *out, const struct sglang_op *op,
+                                const struct completions_part *p)
 {
     const struct sglang_sent *sent = &op->sent[p->seq->index];
 
@@ -209,13 +209,13 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct c
     json_put_open(out, '{');
     json_put_members(
         out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:n, s:i, s:i, s:n, s:o, s:o, s:s}", "id",
-                       op->rids[seq->index], "finish_reason", finish_json(op, made),
+                       op->rids[seq->index], "finish_reason", sglang_finish_json(op, made),
                        "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n, "completion_tokens",
                        (json_int_t)op->sent[seq->index].n_tokens, "cached_tokens", 0,
                        "cached_tokens_details", "num_retractions", 0, "reasoning_tokens", 0,
                        "dp_rank", "weight_version", version_json(op, p), "adapter",
                        generation_adapter_json(g), "boot_id", g->app->life->boot_id));
-    put_logprobs(out, op, p);
+    put_sglang_logprobs(out, op, p);
     put_routed(out, op, p);
     if (made != NULL) {
         put_latency(out, seq);
@@ -252,7 +252,7 @@ static void put_item(struct buf *out, const struct sglang_op *op, const struct c
 }
 
 /* Sends the next event of a sequence. Returns false if there is none. */
-static bool send_seq_event(struct sglang_op *op, struct generation_seq *seq)
+static bool send_sglang_event(struct sglang_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
     struct buf event = {0};
@@ -269,11 +269,11 @@ static bool send_seq_event(struct sglang_op *op, struct generation_seq *seq)
 void sglang_generate_on_tokens(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        while (generation_client_keeps_up(g) && send_seq_event(sglang_of(g), &g->seqs[i]))
+        while (generation_client_keeps_up(g) && send_sglang_event(sglang_of(g), &g->seqs[i]))
             ;
 }
 
-static void put_whole(struct buf *out, struct generation *g)
+static void put_sglang_whole(struct buf *out, struct generation *g)
 {
     struct sglang_op *op = sglang_of(g);
 
@@ -296,7 +296,7 @@ static void put_whole(struct buf *out, struct generation *g)
 void sglang_generate_finish(struct generation *g)
 {
     if (!sglang_of(g)->c.stream.on) {
-        generation_reply_whole(g, put_whole);
+        generation_reply_whole(g, put_sglang_whole);
         return;
     }
     sglang_generate_on_tokens(g);
