@@ -22,7 +22,7 @@
 enum { LORA_S_DEFAULT = 120 };
 
 /* {name: path} */
-static json_t *loaded_json(struct fleet_control *fc)
+static json_t *fleet_adapters_json(struct fleet_control *fc)
 {
     size_t n;
     struct fleet_adapter_entry *all = fleet_adapter_list(fleet_of(fc), NULL, &n);
@@ -51,7 +51,7 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
-static int check_name(const char *name, struct err *e)
+static int check_lora_name(const char *name, struct err *e)
 {
     if (*name == '\0' || strlen(name) > FLEET_ADAPTER_NAME_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name", "a name is 1 to %d bytes long",
@@ -81,7 +81,7 @@ static int check_tensors(const struct http_request *x, struct err *e)
 }
 
 /* The engines that get it do not look. */
-static void warn_base_changed(const json_t *config, const char *name)
+static void fleet_warn_base_changed(const json_t *config, const char *name)
 {
     struct log_rec r;
 
@@ -112,7 +112,7 @@ static int check_config(const char *text, const char *name, struct err *e)
                        "it is not the JSON object of adapter_config.json: %.200s",
                        config != NULL ? "another value" : why.text);
     }
-    warn_base_changed(config, name);
+    fleet_warn_base_changed(config, name);
     json_decref(config);
     return 0;
 }
@@ -200,7 +200,7 @@ static json_t *reply_json_of(struct fleet_control *fc, const char *name,
 {
     json_t *reply = first_reply(&of->results);
     json_t *own = json_pack("{s:s, s:s, s:I, s:o}", "status", "ok", "lora_name", name, "revision",
-                            (json_int_t)of->revision, "loaded_adapters", loaded_json(fc));
+                            (json_int_t)of->revision, "loaded_adapters", fleet_adapters_json(fc));
 
     if (reply == NULL || own == NULL || json_object_update(reply, own) != 0) {
         json_decref(reply);
@@ -305,7 +305,7 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 
     if ((body_is_tensors(x) ? sent_parse(&sent, &given, &body.owned, x, e)
                             : load_parse(&given, &body.owned, x, e)) != 0 ||
-        check_name(given.name, e) != 0 ||
+        check_lora_name(given.name, e) != 0 ||
         fleet_op_lock(app->fleet->control, x, "the load of an adapter", e) != 0)
         return -1;
     body.json = body.owned;
@@ -333,7 +333,8 @@ int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err
 
     if (fleet_body_parse(&body, x, e) != 0 ||
         member_read(&req, lora_unload_members, body.json, "", e) != 0 ||
-        check_name(req.name, e) != 0 || fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
+        check_lora_name(req.name, e) != 0 ||
+        fleet_op_lock(fc, x, "the unload of an adapter", e) != 0)
         return -1;
     known = fleet_adapter_exists(fleet_of(fc), req.name);
     (void)fleet_lora_unload(fc, req.name, &body, &reply, e);

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-static int no_memory(struct err *e)
+static int packing_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
 }
@@ -33,7 +33,8 @@ int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e)
     if (list == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
     (void)json_object_del(body, "plan_id");
-    rc = json_object_update(body, json_mutable(api_object_json(list))) == 0 ? 0 : no_memory(e);
+    rc = json_object_update(body, json_mutable(api_object_json(list))) == 0 ? 0
+                                                                            : packing_no_memory(e);
     api_object_unref(list);
     return rc;
 }
@@ -60,11 +61,11 @@ static int inherit_from_group(const struct api_packing *g, json_t *body, struct 
         (words.bucket_nbytes == 0 && g->bucket_nbytes != 0 &&
          json_object_set_new(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) !=
              0))
-        return no_memory(e);
+        return packing_no_memory(e);
     return 0;
 }
 
-static bool has_handles(const json_t *body)
+static bool body_has_handles(const json_t *body)
 {
     return body_given(body, "ipc_handles_pickled") != NULL ||
            body_given(body, "ipc_handles") != NULL;
@@ -80,12 +81,13 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
     fleet_get_handles(fc, &handles);
     if (body_given(body, "transport") != NULL)
         return inherit_from_group(&group.packing, body, e);
-    if (!has_handles(body))
+    if (!body_has_handles(body))
         return 0;
     if (body_bool(&packed, body, "", "packed", e) != 0)
         return -1;
     if (!handles.on || body_given(body, "packed") != NULL)
         return 0;
-    return json_object_set_new(body, "packed", json_boolean(handles.packed)) == 0 ? 0
-                                                                                  : no_memory(e);
+    return json_object_set_new(body, "packed", json_boolean(handles.packed)) == 0
+               ? 0
+               : packing_no_memory(e);
 }

@@ -31,8 +31,8 @@ static bool has_equal_checksums(const json_t *row)
 }
 
 /* @asked  [all->n] */
-static json_t *answer_json(const struct app *app, const struct upstream_list *all,
-                           const uint64_t *asked)
+static json_t *proof_answer_json(const struct app *app, const struct upstream_list *all,
+                                 const uint64_t *asked)
 {
     json_t *list = json_array();
     size_t n_proven = 0, n_checksums = 0;
@@ -67,6 +67,6 @@ int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
                                      .all = all};
     if (fleet_proof_ask(app->fleet->control, x, &r, asked, e) != 0)
         return -1;
-    reply_json(x, 200, answer_json(app, all, asked));
+    reply_json(x, 200, proof_answer_json(app, all, asked));
     return 0;
 }

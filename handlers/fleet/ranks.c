@@ -243,7 +243,7 @@ static json_t *common_json(const struct engine_config *configs, size_t n, struct
     return NULL;
 }
 
-static void read_config(struct engine_config *out, const struct fleet_result *result)
+static void read_engine_config(struct engine_config *out, const struct fleet_result *result)
 {
     struct err e = {0};
 
@@ -274,7 +274,7 @@ static json_t *vllm_config_json(const struct app *app, struct err *e)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to the upstreams");
     else if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
         for (size_t i = 0; i < n; i++)
-            read_config(&configs[i], &results.list[i]);
+            read_engine_config(&configs[i], &results.list[i]);
         out = common_json(configs, n, e);
         for (size_t i = 0; i < n; i++)
             json_decref(configs[i].config);

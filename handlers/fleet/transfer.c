@@ -22,8 +22,8 @@ struct init_req {
     struct fleet_handles handles; /* join.handles points here, or it is unused */
 };
 
-static int init_parse(struct init_req *req, const struct app *app, const json_t *body,
-                      struct err *e)
+static int fleet_init_parse(struct init_req *req, const struct app *app, const json_t *body,
+                            struct err *e)
 {
     struct transfer_request r = {0};
 
@@ -49,7 +49,7 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
     return body_required(body, "", "world_size", e);
 }
 
-static json_t *ranks_json(struct app *app, struct fleet_group *g)
+static json_t *fleet_ranks_json(struct app *app, struct fleet_group *g)
 {
     upstream_list_auto *all = upstreams_list(app->fleet->upstreams);
     json_t *ranks = json_array();
@@ -77,7 +77,7 @@ static json_t *group_json(struct app *app)
                      "transport", on ? "nccl" : NULL, "world_size",
                      on ? json_integer((json_int_t)g.world_size) : json_null(), "rank_offset",
                      on ? json_integer((json_int_t)g.rank_offset) : json_null(), "ranks",
-                     ranks_json(app, &g), "group_name",
+                     fleet_ranks_json(app, &g), "group_name",
                      g.name[0] != '\0' ? json_string(g.name) : json_null(), "error", "age_s",
                      on ? json_real((double)(clock_now_us() - g.began_us) / 1e6) : json_null());
 }
@@ -106,7 +106,7 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
     struct init_req req = {0};
     int rc;
 
-    if (fleet_body_parse(&body, x, e) != 0 || init_parse(&req, app, body.json, e) != 0)
+    if (fleet_body_parse(&body, x, e) != 0 || fleet_init_parse(&req, app, body.json, e) != 0)
         return -1;
     req.join.ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE;
     abort_previous(app, x->route);

@@ -50,7 +50,7 @@ int fleet_update_no_memory(struct err *e)
 /* start */
 
 /* @out  borrows from `body` */
-static int start_parse(struct fleet_update_request *out, const json_t *body, struct err *e)
+static int fleet_start_parse(struct fleet_update_request *out, const json_t *body, struct err *e)
 {
     struct update_start_request r = {0};
 
@@ -65,8 +65,9 @@ static int start_parse(struct fleet_update_request *out, const json_t *body, str
 }
 
 /* As of a server with weights (handlers/update/update_control.c). */
-static int start_session(struct app *app, const struct fleet_update_request *req,
-                         struct fleet_session **out, struct fleet_results *replies, struct err *e)
+static int start_fleet_session(struct app *app, const struct fleet_update_request *req,
+                               struct fleet_session **out, struct fleet_results *replies,
+                               struct err *e)
 {
     if (fleet_start_update(app->fleet->control, req, out, replies, e) == 0)
         return 0;
@@ -101,11 +102,11 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 
     if (fleet_body_parse(&body, x, e) != 0)
         return -1;
-    rc = start_parse(&req, body.json, e);
+    rc = fleet_start_parse(&req, body.json, e);
     if (rc == 0 && req.anonymous)
         fleet_begin_push(app->fleet->control);
     if (rc == 0)
-        rc = start_session(app, &req, &s, &replies, e);
+        rc = start_fleet_session(app, &req, &s, &replies, e);
     return rc == 0 ? fleet_update_answer(app, x, s, 0, e) : refuse_start(app, x, &replies, e);
 }
 
@@ -304,7 +305,7 @@ static int one_shot_run(struct app *app, const struct tensors_request *w, const 
     struct err ignored = {0};
     int rc;
 
-    if (start_parse(&req, start, e) != 0)
+    if (fleet_start_parse(&req, start, e) != 0)
         return -1;
     req.label = w->r.label != NULL ? w->r.label : "";
     req.actor = *w->actor;
@@ -478,7 +479,7 @@ static void note_refused(struct app *app, const struct http_request *x, const js
 
 /* May a request that cannot be translated be for broadcasts? The trainer of baton's own routes
  * waits for the answer. */
-static bool may_be_broadcast(const struct http_request *x)
+static bool may_be_fleet_broadcast(const struct http_request *x)
 {
     static const char *const others[] = {"\"ipc_handles", "\"metadata_by_gpu\"",
                                          "\"serialized_named_tensors\""};
@@ -495,7 +496,7 @@ static void note_untranslated(struct app *app, const struct http_request *x, str
     json_auto_t *body = x->body_len > 0 ? json_loadb(x->body, x->body_len, 0, NULL) : NULL;
 
     note_refused(app, x, body, e);
-    if (may_be_broadcast(x))
+    if (may_be_fleet_broadcast(x))
         fleet_group_leave_refused(app->fleet->control,
                                   json_string_value(json_object_get(body, "group_name")),
                                   x->began_us, e);

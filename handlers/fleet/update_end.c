@@ -61,8 +61,8 @@ static int find_to_abort(struct app *app, const char *id, struct fleet_session *
     return 0;
 }
 
-static int abort_update(struct app *app, struct http_request *x, struct fleet_session *s,
-                        const char *reason, struct err *e)
+static int abort_fleet_update(struct app *app, struct http_request *x, struct fleet_session *s,
+                              const char *reason, struct err *e)
 {
     struct err why = {0};
 
@@ -81,7 +81,7 @@ int handle_fleet_update_abort(struct app *app, struct http_request *x, struct er
         member_read(&r, update_abort_members, body.json, "", e) != 0 ||
         find_to_abort(app, r.update_id, &s, e) != 0)
         return -1;
-    return abort_update(app, x, s, r.reason, e);
+    return abort_fleet_update(app, x, s, r.reason, e);
 }
 
 int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
@@ -90,7 +90,7 @@ int handle_fleet_update_delete(struct app *app, struct http_request *x, struct e
 
     if (find_to_abort(app, x->path_arg, &s, e) != 0)
         return -1;
-    return abort_update(app, x, s, "aborted by DELETE", e);
+    return abort_fleet_update(app, x, s, "aborted by DELETE", e);
 }
 
 int handle_fleet_update_get(struct app *app, struct http_request *x, struct err *e)
