@@ -295,7 +295,7 @@ static void fill(struct building *s, char *tensors)
         put_row(s, row);
 }
 
-static int build(struct building *s, char **out, size_t *nbytes, struct err *e)
+static int build_batch(struct building *s, char **out, size_t *nbytes, struct err *e)
 {
     char *head, *whole;
     size_t n_head;
@@ -338,7 +338,7 @@ int batch_build(char **out, size_t *nbytes, const struct batch *b, struct err *e
         json_decref(b->metadata);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the versions of a batch");
     }
-    rc = build(&s, out, nbytes, e);
+    rc = build_batch(&s, out, nbytes, e);
     batch_versions_fini(&s.versions);
     return rc;
 }

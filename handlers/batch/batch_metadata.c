@@ -53,7 +53,7 @@ uint32_t batch_versions_index(const struct batch_versions *v, const struct gen_s
     return index;
 }
 
-static json_t *versions_json(const struct batch_versions *v)
+static json_t *batch_versions_json(const struct batch_versions *v)
 {
     json_t *list = json_array();
 
@@ -77,7 +77,7 @@ static json_t *finish_reasons_json(void)
 }
 
 /* For each row why it failed, or null. */
-static json_t *errors_json(const struct batch *b)
+static json_t *row_errors_json(const struct batch *b)
 {
     json_t *list = json_array();
 
@@ -100,7 +100,7 @@ static json_t *trajectory_ids_json(const struct batch *b)
     return list;
 }
 
-static json_t *shape_json(const struct batch *b, const struct batch_widths *w)
+static json_t *row_shape_json(const struct batch *b, const struct batch_widths *w)
 {
     const struct batch_options *o = b->options;
 
@@ -127,11 +127,11 @@ json_t *batch_metadata_text(json_t *members)
 json_t *batch_metadata(const struct batch *b, const struct batch_widths *w,
                        const struct batch_versions *v)
 {
-    json_t *shape = shape_json(b, w);
+    json_t *shape = row_shape_json(b, w);
     bool ok = b->metadata != NULL && shape != NULL && json_object_update(b->metadata, shape) == 0 &&
-              json_object_set_new(b->metadata, "versions", versions_json(v)) == 0 &&
+              json_object_set_new(b->metadata, "versions", batch_versions_json(v)) == 0 &&
               json_object_set_new(b->metadata, "finish_reasons", finish_reasons_json()) == 0 &&
-              json_object_set_new(b->metadata, "errors", errors_json(b)) == 0 &&
+              json_object_set_new(b->metadata, "errors", row_errors_json(b)) == 0 &&
               json_object_set_new(b->metadata, "trajectory_ids", trajectory_ids_json(b)) == 0;
 
     json_decref(shape);

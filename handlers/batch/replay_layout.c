@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *field_of(char field[ERR_FIELD_MAX], const char *at, const char *member)
+static const char *layout_field(char field[ERR_FIELD_MAX], const char *at, const char *member)
 {
     (void)snprintf(field, ERR_FIELD_MAX, "%s/%s", at, member);
     return field;
@@ -23,7 +23,7 @@ static int parse_sizes(struct replay_layout *l, const json_t *object, const char
     if (body_u32(&l->n_stages, object, at, "pipeline_parallel_size", 1, n_layers, e) != 0)
         return -1;
     if (replay_n_blocks(l) > REPLAY_BLOCKS_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "context_parallel_size"),
+        return err_set(e, ERR_BAD_REQUEST, layout_field(field, at, "context_parallel_size"),
                        "%u pipeline stages and %u context ranks are %u blocks; at most %d are "
                        "allowed",
                        l->n_stages, l->n_contexts, replay_n_blocks(l), REPLAY_BLOCKS_MAX);
@@ -54,7 +54,7 @@ static int check_even(const struct replay_layout *l, const char *at, uint32_t n_
     uint32_t n_rest, n_left = n_sharing_stages(l);
     char field[ERR_FIELD_MAX];
 
-    (void)field_of(field, at, "pipeline_parallel_size");
+    (void)layout_field(field, at, "pipeline_parallel_size");
     if ((uint64_t)l->n_first + l->n_last > n_layers)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "the first stage has %u layers and the last one %u, but the model has %u",
@@ -81,7 +81,7 @@ static int parse_stages(struct replay_layout *l, const json_t *object, const cha
         body_u32(&l->n_last, object, at, last, 1, n_layers, e) != 0)
         return -1;
     if (l->n_stages == 1 && n_given(l) > 0)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, l->n_first > 0 ? first : last),
+        return err_set(e, ERR_BAD_REQUEST, layout_field(field, at, l->n_first > 0 ? first : last),
                        "one pipeline stage has all %u layers of the model: leave %s out, or set "
                        "pipeline_parallel_size to 2 or more",
                        n_layers, l->n_first > 0 ? first : last);
@@ -89,8 +89,8 @@ static int parse_stages(struct replay_layout *l, const json_t *object, const cha
 }
 
 /* The layout's dense layers are the first ones, and no others. */
-static int check_dense(const json_t *object, const char *at, const struct model_config *model,
-                       struct err *e)
+static int check_dense_layers(const json_t *object, const char *at,
+                              const struct model_config *model, struct err *e)
 {
     static const char member[] = "num_leading_dense_layers";
     char field[ERR_FIELD_MAX];
@@ -102,7 +102,7 @@ static int check_dense(const json_t *object, const char *at, const struct model_
         return -1;
     for (uint32_t i = 0; i < model->n_layers; i++)
         if (model_layer_is_sparse(model, i) != (i >= n_dense))
-            return err_set(e, ERR_BAD_REQUEST, field_of(field, at, member),
+            return err_set(e, ERR_BAD_REQUEST, layout_field(field, at, member),
                            "%s is %u, but layer %u of the model (counted from 0) %s: send the "
                            "model's own number, or leave it out",
                            member, n_dense, i, i < n_dense ? "has experts" : "is dense");
@@ -118,7 +118,7 @@ static int set_multiple(struct replay_layout *l, const char *at, struct err *e)
     if (l->sequence_multiple == 0)
         l->sequence_multiple = n_chunks;
     if (l->sequence_multiple % n_chunks != 0)
-        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, member),
+        return err_set(e, ERR_BAD_REQUEST, layout_field(field, at, member),
                        "%s is %u, expected a multiple of %u (2 * context_parallel_size): a padded "
                        "sequence is cut into so many chunks of one length",
                        member, l->sequence_multiple, n_chunks);
@@ -132,7 +132,7 @@ int replay_layout_parse(struct replay_layout *out, const json_t *object, const c
     if (member_read_only(out, replay_layout_rows, object, at, e) != 0 ||
         parse_sizes(out, object, at, model->n_layers, e) != 0 ||
         parse_stages(out, object, at, model->n_layers, e) != 0 ||
-        check_dense(object, at, model, e) != 0)
+        check_dense_layers(object, at, model, e) != 0)
         return -1;
     return set_multiple(out, at, e);
 }

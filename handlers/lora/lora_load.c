@@ -182,7 +182,7 @@ static int check_app(struct app *app, struct err *e)
     return 0;
 }
 
-static int refuse_query(const struct http_request *x, struct err *e)
+static int refuse_lora_query(const struct http_request *x, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, "",
                    "query member '%.60s': with a JSON body, send members in the body",
@@ -198,7 +198,7 @@ int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
     int rc;
 
     if (check_app(app, e) != 0 ||
-        (!stream && ((route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
+        (!stream && ((route->strict && x->n_query > 0 && refuse_lora_query(x, e) != 0) ||
                      body_parse(&body, x, route, e) != 0))) {
         update_refused_unread(app, x, e);
         return -1;

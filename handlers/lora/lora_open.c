@@ -52,7 +52,7 @@ static int open_directory(struct lora_load *l, struct err *e)
 
 /* In a file an incomplete config is ERR_UNREADABLE, because it may still be written; in a
  * request it is a mistake. */
-static int read_config(struct lora_load *l, const char *text, size_t len, struct err *e)
+static int read_adapter_config(struct lora_load *l, const char *text, size_t len, struct err *e)
 {
     if (adapter_config_parse(&l->config, text, len, e) == 0)
         return 0;
@@ -72,12 +72,12 @@ static int config_from_body(struct lora_load *l, const json_t *body, struct err 
         return -1;
     reply_append_json(&text, object);
     rc = text.failed ? err_set(e, ERR_NO_MEMORY, "", "no memory for the adapter's config")
-                     : read_config(l, text.data, text.len, e);
+                     : read_adapter_config(l, text.data, text.len, e);
     buf_fini(&text);
     return rc;
 }
 
-static int chunk_new(struct lora_load *l, struct err *e)
+static int lora_chunk_new(struct lora_load *l, struct err *e)
 {
     l->chunk = calloc(1, sizeof *l->chunk);
     return l->chunk != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory to load an adapter");
@@ -107,7 +107,7 @@ static int check_every_rank(const struct update_chunk *c, struct err *e)
 /* An adapter is the same on every GPU, so it is never sharded. */
 static int open_tensors(struct lora_load *l, const char *source, const json_t *body, struct err *e)
 {
-    if (chunk_new(l, e) != 0 || config_from_body(l, body, e) != 0)
+    if (lora_chunk_new(l, e) != 0 || config_from_body(l, body, e) != 0)
         return -1;
     if (strcmp(source, "shm") == 0)
         return open_shm(l->chunk, body, e);
@@ -144,7 +144,7 @@ int lora_open_stream(struct lora_load *l, struct err *e)
     if (config == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/adapter_config",
                        "'adapter_config' is required, in the query when the body is tensors");
-    if (chunk_new(l, e) != 0 || read_config(l, config, strlen(config), e) != 0 ||
+    if (lora_chunk_new(l, e) != 0 || read_adapter_config(l, config, strlen(config), e) != 0 ||
         safetensors_parse(&head, l->x->body, l->x->body_len, l->x->content_length, e) != 0)
         return -1;
     l->chunk->tensor_list = tensor_list_ref(head.tensor_list);

@@ -23,7 +23,7 @@ static json_t *names_array_json(const struct names *names)
     return array;
 }
 
-static json_t *loaded_json(const struct lora_load *l, const struct lora_loaded *d)
+static json_t *load_reply_json(const struct lora_load *l, const struct lora_loaded *d)
 {
     const struct adapter_report *r = &d->report;
     const struct adapters_outcome *o = &d->outcome;
@@ -52,7 +52,7 @@ void lora_reply_loaded(struct lora_load *l, const struct lora_loaded *d)
     static const char bare[] = "{\"status\":\"ok\"}";
     struct http_reply r;
 
-    if (!reply_json_make(l->x, 200, loaded_json(l, d), &r))
+    if (!reply_json_make(l->x, 200, load_reply_json(l, d), &r))
         r = (struct http_reply){.status = 200,
                                 .content_type = "application/json",
                                 .data = bare,
@@ -60,7 +60,7 @@ void lora_reply_loaded(struct lora_load *l, const struct lora_loaded *d)
     http_reply(l->x, &r);
 }
 
-static void warn_base_changed(const struct lora_load *l, const struct lora_loaded *d)
+static void lora_warn_base_changed(const struct lora_load *l, const struct lora_loaded *d)
 {
     struct log_rec r;
 
@@ -76,7 +76,7 @@ void lora_log_loaded(const struct lora_load *l, const struct lora_loaded *d)
     struct log_rec r;
 
     if (d->report.base_changed)
-        warn_base_changed(l, d);
+        lora_warn_base_changed(l, d);
     log_begin(&r, LOG_INFO, d->outcome.unchanged ? "lora.unchanged" : "lora.loaded");
     log_str(&r, "lora_name", l->name);
     log_u64(&r, "revision", d->outcome.revision);

@@ -84,7 +84,7 @@ static int sum_tensor(char out[SUM_LEN + 1], const struct check *c, uint32_t i, 
     return 0;
 }
 
-static int refuse_memory(struct err *e)
+static int check_refuse_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
 }
@@ -102,7 +102,7 @@ static int record_sum(struct check *c, const char *name, const char *sum, struct
         if (expected == NULL || strcasecmp(expected, sum) != 0)
             rc = json_array_append_new(c->found, json_string(name));
     }
-    return rc == 0 ? 0 : refuse_memory(e);
+    return rc == 0 ? 0 : check_refuse_memory(e);
 }
 
 static bool skips(const struct check *c, const char *name)
@@ -145,7 +145,7 @@ static int check_unknown_names(struct check *c, struct err *e)
     {
         if (tensor_list_find(tensor_list, name) == TENSOR_LIST_NO_TENSOR && !skips(c, name) &&
             json_array_append_new(c->found, json_string(name)) != 0)
-            return refuse_memory(e);
+            return check_refuse_memory(e);
     }
     return 0;
 }
@@ -227,10 +227,10 @@ static int pin_version(struct check *c, struct err *e)
     if (c->v->views != NULL)
         return 0;
     c->piece = malloc(SOURCE_PIECE_NBYTES);
-    return c->piece != NULL ? 0 : refuse_memory(e);
+    return c->piece != NULL ? 0 : check_refuse_memory(e);
 }
 
-static json_t *answer_json(const struct check *c)
+static json_t *check_answer_json(const struct check *c)
 {
     json_t *label = c->v != NULL ? json_string(c->v->label) : json_null();
     json_t *serial = c->v != NULL ? json_integer((json_int_t)c->v->serial) : json_null();
@@ -269,7 +269,7 @@ static int check(json_t **reply, struct check *c, const json_t *body, struct err
         return -1;
     c->found = c->baseline == NULL ? json_object() : json_array();
     if (c->found == NULL)
-        return refuse_memory(e);
+        return check_refuse_memory(e);
     if (check_served(c, e) != 0 || check_unknown_names(c, e) != 0)
         return -1;
     if (c->n_checked == 0)
@@ -279,7 +279,7 @@ static int check(json_t **reply, struct check *c, const json_t *body, struct err
         keep_snapshot(c);
     if (c->must_match && json_is_array(c->found) && json_array_size(c->found) > 0)
         return refuse_mismatch(c, e);
-    *reply = answer_json(c);
+    *reply = check_answer_json(c);
     return 0;
 }
 

@@ -19,8 +19,8 @@ static bool wanted(const struct weights_diff_request *req, const struct tensor_c
 }
 
 /* New, or NULL. */
-static json_t *tensor_json(const struct tensor_list *list, uint32_t i,
-                           const struct tensor_change *t)
+static json_t *changed_tensor_json(const struct tensor_list *list, uint32_t i,
+                                   const struct tensor_change *t)
 {
     json_t *equal = json_null();
 
@@ -43,7 +43,7 @@ static json_t *page_json(const struct weights_diff_request *req, const struct te
         if (!wanted(req, &r->tensors[i]))
             continue;
         if (*n >= req->offset && *n - req->offset < req->limit &&
-            json_array_append_new(page, tensor_json(list, i, &r->tensors[i])) != 0) {
+            json_array_append_new(page, changed_tensor_json(list, i, &r->tensors[i])) != 0) {
             json_decref(page);
             page = NULL;
         }

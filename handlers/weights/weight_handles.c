@@ -22,7 +22,7 @@
 
 enum { HANDLE_TEXT_LEN = BASE64_ENCODE_RAW_LENGTH(DEVICE_IPC_NBYTES) };
 
-static int refuse_memory(struct err *e)
+static int handles_refuse_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the handles");
 }
@@ -44,12 +44,12 @@ static json_t *slabs_json(struct device *device, struct slab_set *set, struct er
         if (json_array_append_new(list, json_pack("{s:s, s:I}", "handle", text, "nbytes",
                                                   (json_int_t)(set->offsets[i] + slab->nbytes))) !=
             0) {
-            (void)refuse_memory(e);
+            (void)handles_refuse_memory(e);
             goto err_free_list;
         }
     }
     if (list == NULL)
-        (void)refuse_memory(e);
+        (void)handles_refuse_memory(e);
     return list;
 
 err_free_list:
@@ -100,7 +100,7 @@ static json_t *device_json(const struct app_weights *weights, const struct versi
         (object == NULL || add_columns(object, v->places[place], n_tensors, &set) != 0)) {
         json_decref(object);
         object = NULL;
-        (void)refuse_memory(e);
+        (void)handles_refuse_memory(e);
     }
     slab_set_fini(&set);
     return object;
@@ -117,7 +117,7 @@ static json_t *devices_json(const struct app_weights *weights, const struct vers
         if (one == NULL || json_array_append_new(list, one) != 0) {
             json_decref(list);
             if (e->code == ERR_NONE)
-                (void)refuse_memory(e);
+                (void)handles_refuse_memory(e);
             return NULL;
         }
     }
@@ -185,7 +185,7 @@ static json_t *handles_json(const struct app *app, const struct version *v,
                        placement_of(app->weights, v), "devices", devices);
     if (object == NULL || add_tensors(object, m->tensor_list) != 0 || add_aliases(object, m) != 0) {
         json_decref(object);
-        (void)refuse_memory(e);
+        (void)handles_refuse_memory(e);
         return NULL;
     }
     return object;
@@ -198,7 +198,7 @@ static int make_reply(const struct app *app, const struct version *v,
 
     if (object == NULL)
         return -1;
-    return reply_json_make(NULL, 200, object, reply) ? 0 : refuse_memory(e);
+    return reply_json_make(NULL, 200, object, reply) ? 0 : handles_refuse_memory(e);
 }
 
 /* HEAD: the reply's head and length, without a lease. */

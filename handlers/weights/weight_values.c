@@ -74,7 +74,7 @@ static json_t *nested_json(struct block *b, uint32_t k)
     return list;
 }
 
-static int no_memory(struct err *e)
+static int values_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the values");
 }
@@ -111,10 +111,10 @@ static json_t *values_json(const struct app_weights *weights, const struct versi
     values = malloc((numel + 1) * sizeof *values);
     b.next = values;
     if (raw == NULL || values == NULL)
-        (void)no_memory(e);
+        (void)values_no_memory(e);
     else if (read_values(weights, v, index, numel, raw, values, e) == 0 &&
              (list = nested_json(&b, 0)) == NULL)
-        (void)no_memory(e);
+        (void)values_no_memory(e);
     free(raw);
     free(values);
     return list;

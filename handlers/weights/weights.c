@@ -37,7 +37,8 @@ static uint64_t serial_of(const struct store *s, const struct version *v, uint32
     return v->serial;
 }
 
-static json_t *tensor_json(struct store *s, const struct version *v, uint32_t i, const char *sum)
+static json_t *served_tensor_json(struct store *s, const struct version *v, uint32_t i,
+                                  const char *sum)
 {
     const struct tensor_spec *t = &store_model_spec(s)->tensor_list->tensors[i];
     uint64_t serial = serial_of(s, v, i);
@@ -48,8 +49,8 @@ static json_t *tensor_json(struct store *s, const struct version *v, uint32_t i,
                      (json_int_t)serial);
 }
 
-static int add_tensor(json_t *list, struct store *s, const struct version *v, uint32_t i,
-                      bool checksums, struct err *e)
+static int add_tensor_json(json_t *list, struct store *s, const struct version *v, uint32_t i,
+                           bool checksums, struct err *e)
 {
     char sum[CHECKSUM_LEN + 1];
     struct checksum c;
@@ -59,19 +60,20 @@ static int add_tensor(json_t *list, struct store *s, const struct version *v, ui
             return -1;
         checksum_text(&c, sum);
     }
-    if (json_array_append_new(list, tensor_json(s, v, i, checksums ? sum : NULL)) != 0)
+    if (json_array_append_new(list, served_tensor_json(s, v, i, checksums ? sum : NULL)) != 0)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
     return 0;
 }
 
 /* New, or NULL with e set. */
-static json_t *list_json(struct app *app, const struct version *v, bool checksums, struct err *e)
+static json_t *weights_list_json(struct app *app, const struct version *v, bool checksums,
+                                 struct err *e)
 {
     const struct tensor_list *tensor_list = store_model_spec(app->weights->store)->tensor_list;
     json_t *tensors = json_array(), *list;
 
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
-        if (add_tensor(tensors, app->weights->store, v, i, checksums, e) != 0) {
+        if (add_tensor_json(tensors, app->weights->store, v, i, checksums, e) != 0) {
             json_decref(tensors);
             return NULL;
         }
@@ -94,7 +96,7 @@ int handle_weights_list(struct app *app, struct http_request *x, struct err *e)
     if (member_read_query(&req, weights_list_query, x, e) != 0 ||
         store_pin(app->weights->store, &v, e) != 0)
         return -1;
-    list = list_json(app, v, req.checksums, e);
+    list = weights_list_json(app, v, req.checksums, e);
     store_unpin(app->weights->store, v);
     if (list == NULL)
         return -1;
