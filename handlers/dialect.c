@@ -170,7 +170,7 @@ int dialect_request(json_t **body, const struct http_request *x, const struct ro
     return route->translate_request(body, x, e) != 0 ? -1 : check_translated(*body, route, e);
 }
 
-static int set_member(json_t *body, const char *member, json_t *value, struct err *e)
+static int set_dialect_member(json_t *body, const char *member, json_t *value, struct err *e)
 {
     if (json_object_set_new(body, member, value) == 0)
         return 0;
@@ -184,16 +184,16 @@ int dialect_set(json_t *body, const char *place, json_t *value, struct err *e)
     json_t *config;
 
     if (slash == NULL)
-        return set_member(body, place, value, e);
+        return set_dialect_member(body, place, value, e);
     (void)snprintf(outer, sizeof outer, "%.*s", (int)(slash - place), place);
     if (strcmp(slash, "/0") == 0)
-        return set_member(body, outer, json_pack("[o]", value), e);
+        return set_dialect_member(body, outer, json_pack("[o]", value), e);
     config = json_object_get(body, outer);
-    if (config == NULL && set_member(body, outer, config = json_object(), e) != 0) {
+    if (config == NULL && set_dialect_member(body, outer, config = json_object(), e) != 0) {
         json_decref(value);
         return -1;
     }
-    return set_member(config, slash + 1, value, e);
+    return set_dialect_member(config, slash + 1, value, e);
 }
 
 int dialect_translate(json_t **body, const json_t *from, const struct member *rows, unsigned flags,

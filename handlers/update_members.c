@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int check_length(const char *text, size_t len_max, const char *field, struct err *e)
+static int check_text_length(const char *text, size_t len_max, const char *field, struct err *e)
 {
     size_t len = strlen(text);
 
@@ -23,12 +23,12 @@ static int check_length(const char *text, size_t len_max, const char *field, str
 
 int update_id_check(const char *text, const char *field, struct err *e)
 {
-    return check_length(text, UPDATE_ID_MAX, field, e);
+    return check_text_length(text, UPDATE_ID_MAX, field, e);
 }
 
 int chunk_id_check(const char *text, const char *field, struct err *e)
 {
-    return check_length(text, UPDATE_CHUNK_ID_MAX, field, e);
+    return check_text_length(text, UPDATE_CHUNK_ID_MAX, field, e);
 }
 
 int label_or_none_check(const char *text, const char *field, struct err *e)

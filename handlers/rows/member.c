@@ -225,7 +225,7 @@ static int read_int(int *out, const struct member *m, const json_t *o, const cha
     return 0;
 }
 
-static bool is_empty(const json_t *v)
+static bool is_empty_value(const json_t *v)
 {
     return json_is_string(v) ? json_string_length(v) == 0
                              : !json_is_number(v) && !json_is_boolean(v) &&
@@ -256,7 +256,7 @@ static int check_neutral(const json_t *v, const struct member *m, const char *at
     bool empty = strcmp(m->neutral, "empty") == 0, none = strcmp(m->neutral, "null") == 0;
     char field[ERR_FIELD_MAX], found[32];
 
-    if (empty ? is_empty(v) : is_neutral(v, m->neutral))
+    if (empty ? is_empty_value(v) : is_neutral(v, m->neutral))
         return 0;
     (void)snprintf(found, sizeof found, "%s", body_type_name(v));
     if (json_is_number(v))

@@ -40,7 +40,7 @@ int sglang_group_request(json_t **body, const struct http_request *x, struct err
 }
 
 /* The reply {success: true, message}. */
-static int put_message(json_t **reply, json_t *message)
+static int sglang_put_message(json_t **reply, json_t *message)
 {
     return dialect_replace(reply, json_pack("{s:b, s:o}", "success", 1, "message", message));
 }
@@ -53,7 +53,8 @@ int sglang_group_response(json_t **reply, const struct http_request *x)
     const json_t *world = json_object_get(*reply, "world_size");
 
     (void)x;
-    return put_message(reply, json_sprintf("group '%s' of %lld ranks: %s", json_string_value(name),
+    return sglang_put_message(reply,
+                              json_sprintf("group '%s' of %lld ranks: %s", json_string_value(name),
                                            (long long)json_integer_value(world),
                                            json_string_value(json_object_get(*reply, "state"))));
 }
@@ -61,7 +62,7 @@ int sglang_group_response(json_t **reply, const struct http_request *x)
 int sglang_leave_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, json_string("no group is joined"));
+    return sglang_put_message(reply, json_string("no group is joined"));
 }
 
 int sglang_begin_request(json_t **body, const struct http_request *x, struct err *e)
@@ -74,7 +75,7 @@ int sglang_begin_request(json_t **body, const struct http_request *x, struct err
 int sglang_begin_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, json_string("the update has begun"));
+    return sglang_put_message(reply, json_string("the update has begun"));
 }
 
 int sglang_end_request(json_t **body, const struct http_request *x, struct err *e)
@@ -136,7 +137,7 @@ static json_t *update_message(const json_t *update)
 int sglang_update_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, update_message(*reply));
+    return sglang_put_message(reply, update_message(*reply));
 }
 
 static int check_disk(const json_t *body, struct err *e)
@@ -218,7 +219,7 @@ int sglang_reset_request(json_t **body, const struct http_request *x, struct err
 int sglang_reset_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, json_string("the weights are dropped: send a whole update"));
+    return sglang_put_message(reply, json_string("the weights are dropped: send a whole update"));
 }
 
 int sglang_label_request(json_t **body, const struct http_request *x, struct err *e)

@@ -147,7 +147,7 @@ static json_t *lora_json(const json_t *status)
 }
 
 /* How a trainer can send weights from GPU memory; null: it cannot. New. */
-static json_t *transfer_json(const json_t *status)
+static json_t *sglang_transfer_json(const json_t *status)
 {
     if (n_ranks(status) == 0)
         return json_null();
@@ -194,7 +194,7 @@ static json_t *vllm_json(const json_t *status, const struct http_request *x)
                   status_member(status, "engine", "max_logprobs"), "parallel_config",
                   "tensor_parallel_size", ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1,
                   "data_parallel_size", 1, "lora_config", lora_json(status),
-                  "weight_transfer_config", transfer_json(status)),
+                  "weight_transfer_config", sglang_transfer_json(status)),
         status);
 }
 

@@ -147,7 +147,7 @@ static int replace_body(json_t **body, json_t *made, int rc)
     return 0;
 }
 
-static int no_memory(struct err *e)
+static int vllm_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
@@ -161,7 +161,7 @@ int vllm_sleep_request(json_t **body, const struct http_request *x, struct err *
         return -1;
     made = json_object();
     if (made == NULL)
-        return no_memory(e);
+        return vllm_no_memory(e);
     rc = translate_level(made, *body, x, e);
     if (rc == 0)
         rc = translate_tags(made, *body, x, e);
@@ -173,7 +173,7 @@ int vllm_wake_request(json_t **body, const struct http_request *x, struct err *e
     json_t *made = json_object();
 
     if (made == NULL)
-        return no_memory(e);
+        return vllm_no_memory(e);
     return replace_body(body, made, translate_tags(made, *body, x, e));
 }
 

@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int put_message(json_t **reply, const char *message)
+static int vllm_put_message(json_t **reply, const char *message)
 {
     return dialect_replace(reply, json_pack("{s:s}", "message", message));
 }
@@ -112,13 +112,13 @@ int vllm_init_request(json_t **body, const struct http_request *x, struct err *e
 int vllm_init_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, "Weight transfer initialized");
+    return vllm_put_message(reply, "Weight transfer initialized");
 }
 
 int vllm_shutdown_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, "Weight transfer shut down");
+    return vllm_put_message(reply, "Weight transfer shut down");
 }
 
 /* An engine in front of which this server stands may have one. */
@@ -152,7 +152,7 @@ int vllm_start_request(json_t **body, const struct http_request *x, struct err *
 int vllm_start_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, "Weight update started");
+    return vllm_put_message(reply, "Weight update started");
 }
 
 int vllm_draft_request(json_t **body, const struct http_request *x, struct err *e)
@@ -161,7 +161,7 @@ int vllm_draft_request(json_t **body, const struct http_request *x, struct err *
     return refuse_draft(x, "", e);
 }
 
-static int check_dense(const json_t *info, const char *at, struct err *e)
+static int check_dense_update(const json_t *info, const char *at, struct err *e)
 {
     const char *kind = "dense";
     char field[ERR_FIELD_MAX];
@@ -176,7 +176,7 @@ static int check_dense(const json_t *info, const char *at, struct err *e)
                          kind);
 }
 
-static bool has_handles(const json_t *info)
+static bool info_has_handles(const json_t *info)
 {
     return body_given(info, "ipc_handles") != NULL ||
            body_given(info, "ipc_handles_pickled") != NULL;
@@ -212,11 +212,11 @@ static int set_broadcast(json_t *body, const json_t *info, struct err *e)
 
 static int translate_update(json_t **body, const json_t *info, struct err *e)
 {
-    bool handles = has_handles(info);
+    bool handles = info_has_handles(info);
 
     if (check_known(info, "/update_info", vllm_update_info_rows, handles ? 0 : WITH_HANDLES, e) !=
             0 ||
-        check_dense(info, "/update_info", e) != 0 ||
+        check_dense_update(info, "/update_info", e) != 0 ||
         dialect_translate(body, info, vllm_update_info_rows, 0, e) != 0)
         return -1;
     if (handles) {
@@ -241,13 +241,14 @@ static int entry_to_bucket(json_t **out, const json_t *entry, const json_t *name
     (void)snprintf(at, sizeof at, "/update_info/%zu", i);
     if (!json_is_object(entry))
         return err_set(e, ERR_BAD_REQUEST, at, "%s, expected an object", body_type_name(entry));
-    if (check_known(entry, at, vllm_update_info_rows, 0, e) != 0 || check_dense(entry, at, e) != 0)
+    if (check_known(entry, at, vllm_update_info_rows, 0, e) != 0 ||
+        check_dense_update(entry, at, e) != 0)
         return -1;
     if (json_is_array(names) && json_array_size(names) == 0) {
         *out = json_null();
         return 0;
     }
-    if (!has_handles(entry))
+    if (!info_has_handles(entry))
         return err_set(e, ERR_BAD_REQUEST, at,
                        "entry %zu has no ipc_handles_pickled, and differs from another entry: all "
                        "ranks receive the same broadcasts, so only handles can differ",
@@ -342,13 +343,13 @@ int vllm_update_request(json_t **body, const struct http_request *x, struct err 
 int vllm_update_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, "Weights updated");
+    return vllm_put_message(reply, "Weights updated");
 }
 
 int vllm_finish_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_message(reply, "Weight update finished");
+    return vllm_put_message(reply, "Weight update finished");
 }
 
 int vllm_label_response(json_t **reply, const struct http_request *x)
