@@ -117,8 +117,8 @@ static const struct config_option *config_find_member(const char *member)
     return NULL;
 }
 
-static int set_member(struct config_loader *l, uint32_t line, const char *member,
-                      const json_t *value, struct err *e)
+static int set_config_member(struct config_loader *l, uint32_t line, const char *member,
+                             const json_t *value, struct err *e)
 {
     const struct config_option *o = config_find_member(member);
     char field[ERR_FIELD_MAX], near[CONFIG_NEAR_MAX], number[NUMBER_TEXT_MAX];
@@ -155,7 +155,7 @@ int config_file_load(struct config_loader *l, struct err *e)
     rc = file_parse(&root, l, text, len, e);
     json_object_foreach(root, member, value)
     {
-        rc = set_member(l, line_of(text, len, member), member, value, e);
+        rc = set_config_member(l, line_of(text, len, member), member, value, e);
         if (rc != 0)
             break;
     }

@@ -102,7 +102,7 @@ static int scope_enter(struct cuda_ipc *s, struct source_scope *scope, bool *mad
 }
 
 /* Gives back the exports of the first n handles. */
-static void drop_exports(struct cuda_ipc *s, size_t n, bool count)
+static void cuda_ipc_drop_exports(struct cuda_ipc *s, size_t n, bool count)
 {
     for (size_t i = 0; i < n; i++) {
         ipc_scope_drop_export(s->scope, s->uses[i].export, count);
@@ -132,7 +132,7 @@ static int ipc_join(struct source *source, struct source_scope **scope, struct e
     return 0;
 
 drop_exports:
-    drop_exports(s, n, false);
+    cuda_ipc_drop_exports(s, n, false);
     if (made)
         source_scope_close(ipc_scope_source(s->scope));
     s->scope = NULL;
@@ -346,7 +346,7 @@ static int ipc_release(struct source *source, struct err *e)
         s->uses[i].mapping = IPC_NOTHING;
     }
     rc = ipc_scope_check_exporters(s->scope, s->exporters, e);
-    drop_exports(s, s->n_uses, true);
+    cuda_ipc_drop_exports(s, s->n_uses, true);
     s->scope = NULL;
     return rc;
 }
