@@ -6,6 +6,9 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/rows/update_request.h"
+#include "transport/nccl/nccl_id.h"
+#include "transport/nccl/nccl_join.h"
+#include "weights/tensor_list.h"
 #include "weights/update/update.h"
 
 #include <stdio.h>
@@ -29,6 +32,46 @@ int update_id_check(const char *text, const char *field, struct err *e)
 int chunk_id_check(const char *text, const char *field, struct err *e)
 {
     return check_text_length(text, UPDATE_CHUNK_ID_MAX, field, e);
+}
+
+int digest_check(const char *text, const char *field, struct err *e)
+{
+    if (strlen(text) == TENSOR_LIST_DIGEST_LEN &&
+        strspn(text, "0123456789abcdefABCDEF") == TENSOR_LIST_DIGEST_LEN)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field, "expected a digest of %d hex digits",
+                   TENSOR_LIST_DIGEST_LEN);
+}
+
+int nccl_id_check(const char *text, const char *field, struct err *e)
+{
+    uint8_t id[NCCL_ID_NBYTES];
+
+    return nccl_id_from_base64(id, text, strlen(text), field, e);
+}
+
+static int check_place(const char *text, size_t len_max, const char *field, struct err *e)
+{
+    size_t len = strlen(text);
+
+    if (len == 0 || len > len_max)
+        return err_set(e, ERR_BAD_REQUEST, field, "%s must have 1 to %zu bytes, and has %zu",
+                       field + 1, len_max, len);
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, field, "byte %zu of %s is a control character", i,
+                           field + 1);
+    return 0;
+}
+
+int master_address_check(const char *text, const char *field, struct err *e)
+{
+    return check_place(text, NCCL_JOIN_HOST_MAX, field, e);
+}
+
+int group_name_check(const char *text, const char *field, struct err *e)
+{
+    return check_place(text, NCCL_JOIN_GROUP_NAME_MAX, field, e);
 }
 
 int label_or_none_check(const char *text, const char *field, struct err *e)

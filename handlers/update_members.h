@@ -14,14 +14,19 @@ enum {
 }; /* of sessions of dialects, whose trainers do not renew leases */
 
 /* Rules of strings, for the rows (handlers/rows/member.h): is it an update's id, a chunk's id, a
- * label that may be empty, a selector that is supported, the transport of an update or of a group?
- * Errors: ERR_BAD_REQUEST at `field`. */
+ * label that may be empty, a tensor list's digest, a selector that is supported, the transport of
+ * an update or of a group, NCCL's id, the host and the name of a group? Errors: ERR_BAD_REQUEST at
+ * `field`. */
 int update_id_check(const char *text, const char *field, struct err *e);
 int chunk_id_check(const char *text, const char *field, struct err *e);
 int label_or_none_check(const char *text, const char *field, struct err *e);
+int digest_check(const char *text, const char *field, struct err *e);
 int selector_check(const char *text, const char *field, struct err *e);
 int broadcast_check(const char *text, const char *field, struct err *e);
 int group_transport_check(const char *text, const char *field, struct err *e);
+int nccl_id_check(const char *text, const char *field, struct err *e);
+int master_address_check(const char *text, const char *field, struct err *e);
+int group_name_check(const char *text, const char *field, struct err *e);
 
 /* update_source_of - which member names the source of the bytes.
  * @out  static

@@ -12,9 +12,7 @@ enum { FIELD_MAX = 32 };
 
 static int parse_step(struct batch_step *out, const json_t *item, const char *at, struct err *e)
 {
-    char field[FIELD_MAX + sizeof "/trajectory_id"];
     struct step_request r;
-    size_t len;
 
     if (!json_is_object(item))
         return err_set(e, ERR_BAD_REQUEST, at,
@@ -22,11 +20,6 @@ static int parse_step(struct batch_step *out, const json_t *item, const char *at
                        body_type_name(item));
     if (member_read_only(&r, step_rows, item, at, e) != 0)
         return -1;
-    (void)snprintf(field, sizeof field, "%s/trajectory_id", at);
-    len = strlen(r.trajectory_id);
-    if (len == 0 || len > BATCH_TRAJECTORY_ID_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; expected 1 to %d", len,
-                       BATCH_TRAJECTORY_ID_MAX);
     out->step = r.step;
     (void)snprintf(out->id, sizeof out->id, "%s", r.trajectory_id);
     return 0;

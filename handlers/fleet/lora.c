@@ -305,7 +305,6 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 
     if ((body_is_tensors(x) ? sent_parse(&sent, &given, &body.owned, x, e)
                             : load_parse(&given, &body.owned, x, e)) != 0 ||
-        check_lora_name(given.name, e) != 0 ||
         fleet_op_lock(app->fleet->control, x, "the load of an adapter", e) != 0)
         return -1;
     body.json = body.owned;

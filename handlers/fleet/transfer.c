@@ -30,9 +30,6 @@ static int fleet_init_parse(struct init_req *req, const struct app *app, const j
     if (member_read(&r, transfer_init_members, body, "", e) != 0 ||
         packing_settle_join(&r.packing, e) != 0)
         return -1;
-    if (r.group_name != NULL && strlen(r.group_name) > FLEET_GROUP_NAME_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/group_name", "%zu bytes, %d are allowed",
-                       strlen(r.group_name), FLEET_GROUP_NAME_MAX);
     req->join.group_name = r.group_name;
     req->join.timeout_us = r.timeout_s > 0 ? (uint64_t)r.timeout_s * 1000000
                                            : app->settings.join_timeout_ms * 1000;

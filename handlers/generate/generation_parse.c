@@ -2,31 +2,11 @@
 #include "handlers/generate/generation_parse.h"
 
 #include "handlers/body.h"
-#include "handlers/generate/completion_text.h"
 #include "handlers/generate/routed_experts.h"
 #include "handlers/rows/rows.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static int check_len(const char *s, const char *field, size_t max, struct err *e)
-{
-    if (s != NULL && (s[0] == '\0' || strlen(s) > max))
-        return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; expected 1 to %zu",
-                       strlen(s), max);
-    return 0;
-}
-
-static int check_salt(const char *s, struct err *e)
-{
-    uint64_t n = s != NULL ? completion_text_chars(s, strlen(s)) : 1;
-
-    if (n >= 1 && n <= GENERATION_CACHE_SALT_MAX)
-        return 0;
-    return err_set(e, ERR_BAD_REQUEST, "/cache_salt",
-                   "a string of %llu characters; expected 1 to %d", (unsigned long long)n,
-                   GENERATION_CACHE_SALT_MAX);
-}
 
 static int parse_model(struct generation *g, const char *model, struct err *e)
 {
@@ -47,9 +27,6 @@ int generation_read(struct generate_request *r, char **request_id, struct genera
 
     *r = (struct generate_request){.on_update = (int)g->on_update, .return_routed_experts = routed};
     if (member_read(r, rows, body, "", e) != 0 || parse_model(g, r->model, e) != 0 ||
-        check_len(r->request_id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
-        check_len(r->rid, "/rid", GENERATION_REQUEST_ID_MAX, e) != 0 ||
-        check_salt(r->cache_salt, e) != 0 ||
         routed_experts_ask(g, r->return_routed_experts, e) != 0)
         return -1;
     id = r->request_id != NULL ? r->request_id : r->rid;

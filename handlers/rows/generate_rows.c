@@ -149,6 +149,18 @@ const struct member stream_options_rows[] = {
     {0},
 };
 
+static int check_salt(const char *text, const char *field, struct err *e)
+{
+    size_t n = 0;
+
+    for (const char *c = text; *c != '\0'; c++)
+        n += ((unsigned char)*c & 0xC0U) != 0x80U;
+    if (n >= 1 && n <= GENERATION_CACHE_SALT_MAX)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu characters; expected 1 to %d", n,
+                   GENERATION_CACHE_SALT_MAX);
+}
+
 /* What all routes of generation in vLLM's form have. */
 static const struct member generation_rows[] = {
     {"model", M_STRING, M_IN(struct generate_request, model),
@@ -157,7 +169,8 @@ static const struct member generation_rows[] = {
      M_IN(struct generate_request, request_id)},
     {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
     {"cache_salt", M_STRING, .min = 1, .max = GENERATION_CACHE_SALT_MAX,
-     M_IN(struct generate_request, cache_salt), .doc = "Accepted; there is no prefix cache"},
+     M_IN(struct generate_request, cache_salt), .check = check_salt,
+     .doc = "Accepted; there is no prefix cache"},
     {"priority", .neutral = "0"},
     {0},
 };

@@ -82,6 +82,11 @@ const char *member_only_given(char field[ERR_FIELD_MAX], const struct member *ro
     return field[0] == '\0' ? found : NULL;
 }
 
+static int64_t max_of(const struct member *m)
+{
+    return m->max != 0 ? m->max : INT64_MAX;
+}
+
 /* @index  out: of the text in the words */
 static int check_word(int *index, const struct member *m, const char *text, const char *at,
                       struct err *e)
@@ -98,8 +103,23 @@ static int check_word(int *index, const struct member *m, const char *text, cons
             len += (size_t)snprintf(list + len, sizeof list - len, "%s%s", i > 0 ? ", " : "",
                                     m->words[i]);
     }
+    (void)field_of_member(field, at, m->name);
+    if (m->words[1] == NULL)
+        return err_set(e, ERR_BAD_REQUEST, field, "%s '%.32s' is not supported; only '%s' is",
+                       m->name, text, list);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s '%.32s' is not one of %s", m->name, text, list);
+}
+
+static int check_length(const struct member *m, const char *text, const char *at, struct err *e)
+{
+    int64_t len = (int64_t)strlen(text);
+    char field[ERR_FIELD_MAX];
+
+    if (len >= m->min && len <= max_of(m))
+        return 0;
     return err_set(e, ERR_BAD_REQUEST, field_of_member(field, at, m->name),
-                   "%s '%.32s' is not one of %s", m->name, text, list);
+                   "a string of %" PRId64 " bytes; expected %" PRId64 " to %" PRId64, len, m->min,
+                   max_of(m));
 }
 
 /* @where  the field of the struct */
@@ -111,7 +131,8 @@ static int store_text(void *where, const struct member *m, const char *text, con
 
     if (text == NULL)
         return 0;
-    if (m->check != NULL && m->check(text, field_of_member(field, at, m->name), e) != 0)
+    if (m->check != NULL ? m->check(text, field_of_member(field, at, m->name), e) != 0
+                         : check_length(m, text, at, e) != 0)
         return -1;
     if (m->words != NULL && check_word(&index, m, text, at, e) != 0)
         return -1;
@@ -160,11 +181,6 @@ static void store_default(void *where, const struct member *m)
     case STORE_ROWS:
         break;
     }
-}
-
-static int64_t max_of(const struct member *m)
-{
-    return m->max != 0 ? m->max : INT64_MAX;
 }
 
 static int check_real(double v, const struct member *m, const char *at, struct err *e)
@@ -232,31 +248,32 @@ static bool is_empty_value(const json_t *v)
                                    json_object_size(v) + json_array_size(v) == 0;
 }
 
-static bool is_neutral(const json_t *v, const char *neutral)
+/* @wanted  the neutral value */
+static bool is_neutral(const json_t *v, json_t *wanted)
 {
-    json_t *wanted = json_loads(neutral, JSON_DECODE_ANY, NULL), *each;
-    bool is = json_equal(wanted, v);
+    bool is = json_is_object(wanted) || json_equal(wanted, v);
     const char *name;
+    json_t *each;
 
     if (json_is_number(wanted) && json_is_number(v))
-        is = !(json_number_value(v) < json_number_value(wanted)) &&
-             !(json_number_value(v) > json_number_value(wanted));
-    if (json_is_object(wanted))
-        is = true;
+        return !(json_number_value(v) < json_number_value(wanted)) &&
+               !(json_number_value(v) > json_number_value(wanted));
     json_object_foreach(wanted, name, each)
     {
         is = is && json_equal(each, json_object_get(v, name));
     }
-    json_decref(wanted);
     return is;
 }
 
 static int check_neutral(const json_t *v, const struct member *m, const char *at, struct err *e)
 {
     bool empty = strcmp(m->neutral, "empty") == 0, none = strcmp(m->neutral, "null") == 0;
+    json_auto_t *wanted = empty ? NULL : json_loads(m->neutral, JSON_DECODE_ANY, NULL);
     char field[ERR_FIELD_MAX], found[32];
 
-    if (empty ? is_empty_value(v) : is_neutral(v, m->neutral))
+    if (!empty && wanted == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    if (empty ? is_empty_value(v) : is_neutral(v, wanted))
         return 0;
     (void)snprintf(found, sizeof found, "%s", body_type_name(v));
     if (json_is_number(v))

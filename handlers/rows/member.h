@@ -113,9 +113,10 @@ struct member {
     unsigned flags;       /* of enum member_flags */
     enum member_store store;
     size_t at, given;         /* given: offset of a bool, plus 1; 0: none */
-    int64_t min, max;         /* of a number; max 0: none; of an int64_t, both 0: none. Of a string,
-                                 an array or a map its length, which the reader leaves to `check`
-                                 or to the handler */
+    int64_t min, max;         /* of a number; max 0: none; of an int64_t, both 0: none. Of a
+                                 string with a field its length in bytes, which `check` checks if
+                                 there is one; of an array or a map its length: the handler checks
+                                 it */
     const char *def;          /* the default; NULL: none, or the text `doc` says it */
     const char *const *words; /* the strings that are allowed; NULL: any */
     /* The only value, beside null, that is accepted: JSON text of a number, of false, or of an
@@ -158,7 +159,7 @@ const char *member_only_given(char field[ERR_FIELD_MAX], const struct member *ro
  * members, types, limits, words, neutral values and `check`.
  * @out   the struct that the rows name; strings and JSON are borrowed from the object
  * @at    the object's JSON pointer: "" or "/sampling_params"
- * Errors: ERR_BAD_REQUEST at the member. */
+ * Errors: ERR_BAD_REQUEST at the member; ERR_NO_MEMORY. */
 int member_read(void *out, const struct member *rows, const json_t *object, const char *at,
                 struct err *e);
 

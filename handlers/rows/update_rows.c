@@ -5,7 +5,10 @@
 #include "handlers/rows/rows.h"
 #include "handlers/rows/update_request.h"
 #include "handlers/update_members.h"
+#include "transport/nccl/nccl_id.h"
+#include "transport/nccl/nccl_join.h"
 #include "transport/shm.h"
+#include "weights/tensor_list.h"
 #include "weights/update/update.h"
 
 const struct member shm_rows[] = {
@@ -105,7 +108,7 @@ const struct member broadcast_rows[] = {
     {"transport", M_STRING, .flags = IS_SOURCE, M_IN(struct broadcast_request, transport),
      .check = broadcast_check, M_WORDS("nccl"), .doc = "The group broadcasts the tensors"},
     {"expected_digest", M_STRING, .flags = WITH_GROUP, M_IN(struct broadcast_request, digest),
-     .min = 64, .max = 64,
+     .min = TENSOR_LIST_DIGEST_LEN, .max = TENSOR_LIST_DIGEST_LEN, .check = digest_check,
      .doc = "With nccl: the plan's SHA-256 as `plans` returns it; a different digest is a 409 "
             "before anything is received"},
     {"", M_ROWS_IN(packing_rows, struct broadcast_request, packing)},
@@ -147,7 +150,7 @@ const struct member update_members[] = {
     {"update_id", M_STRING, M_IN(struct update_request, update_id), .check = update_id_check,
      .flags = M_QUERY, .doc = "Of the session; without it the request is a whole update"},
     {"chunk_id", M_STRING, M_IN(struct update_request, chunk_id), .check = chunk_id_check,
-     .flags = M_QUERY, .max = UPDATE_CHUNK_ID_MAX},
+     .flags = M_QUERY, .min = 1, .max = UPDATE_CHUNK_ID_MAX},
     {"weight_version", M_STRING, M_IN(struct update_request, label), .check = label_check,
      .flags = M_QUERY, .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
     {"partial", M_BOOL, M_IN(struct update_request, partial),
@@ -194,7 +197,7 @@ const struct member update_members[] = {
 /* The end of a session that requests do not name. */
 const struct member update_end_rows[] = {
     {"weight_version", M_STRING, M_IN(struct update_end_request, label),
-     .check = label_or_none_check, .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
+     .check = label_or_none_check, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
     {"checksums", M_MAP, M_IN(struct update_end_request, checksums), .items = M_STRING,
      .doc = "name -> 32 hex digits"},
     {0},
@@ -247,15 +250,18 @@ const struct member transfer_init_members[] = {
      .check = group_transport_check, .flags = M_REQUIRED, M_WORDS("nccl", "ipc")},
     {"world_size", M_INT, M_IN(struct transfer_request, world_size), .min = 2,
      .max = FLEET_WORLD_SIZE_MAX,
-     .doc = "The number of all ranks, with the trainer's; required for nccl"},
+     .doc = "The number of all ranks, with the trainer's; required for nccl. A server with weights "
+            "takes at most 128"},
     {"rank_offset", M_INT, M_IN(struct transfer_request, rank_offset),
      M_GIVEN(struct transfer_request, rank_offset_given), .min = 1, .max = FLEET_WORLD_SIZE_MAX - 1,
      .def = "1", .doc = "Rank of this server's first GPU"},
-    {"nccl_unique_id", M_STRING, M_IN(struct transfer_request, id), .min = 172, .max = 172,
-     .flags = M_BASE64},
-    {"master_address", M_STRING, M_IN(struct transfer_request, host), .max = 255},
+    {"nccl_unique_id", M_STRING, M_IN(struct transfer_request, id), .min = NCCL_ID_BASE64_LEN,
+     .max = NCCL_ID_BASE64_LEN, .flags = M_BASE64, .check = nccl_id_check},
+    {"master_address", M_STRING, M_IN(struct transfer_request, host), .min = 1,
+     .max = NCCL_JOIN_HOST_MAX, .check = master_address_check},
     {"master_port", M_INT, M_IN(struct transfer_request, port), .min = 1, .max = 65535},
-    {"group_name", M_STRING, M_IN(struct transfer_request, group_name), .min = 1, .max = 256},
+    {"group_name", M_STRING, M_IN(struct transfer_request, group_name), .min = 1,
+     .max = NCCL_JOIN_GROUP_NAME_MAX, .check = group_name_check},
     {"timeout_s", M_INT, M_IN(struct transfer_request, timeout_s), .min = 1, .max = 86400,
      .doc = "Limit of the join; default: --join-timeout. With group_name it limits each of three "
             "steps: the count in the store, the wait for the trainer's first collective (default: "

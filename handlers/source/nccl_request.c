@@ -48,11 +48,6 @@ static int nccl_validate(const struct nccl_req *req, struct err *e)
 {
     const struct packing_request *p = &req->r.packing;
 
-    if (req->r.digest != NULL &&
-        (strlen(req->r.digest) != TENSOR_LIST_DIGEST_LEN ||
-         strspn(req->r.digest, "0123456789abcdefABCDEF") != TENSOR_LIST_DIGEST_LEN))
-        return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "expected a digest of %d hex digits",
-                       TENSOR_LIST_DIGEST_LEN);
     if (p->packed && !p->packed_given && req->has_sizes)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "the group was joined with packed, which is many broadcasts, and packed "

@@ -63,20 +63,6 @@ static int parse_id(struct init_req *req, struct err *e)
     return nccl_id_from_base64(req->id, r->id, strlen(r->id), "/nccl_unique_id", e);
 }
 
-static int check_transfer_name(const char *text, size_t len_max, const char *field, struct err *e)
-{
-    size_t len = strlen(text);
-
-    if (len == 0 || len > len_max)
-        return err_set(e, ERR_BAD_REQUEST, field, "%s must have 1 to %zu bytes, and has %zu",
-                       field + 1, len_max, len);
-    for (size_t i = 0; i < len; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, field, "byte %zu of %s is a control character", i,
-                           field + 1);
-    return 0;
-}
-
 static int check_store(struct init_req *req, struct err *e)
 {
     const struct transfer_request *r = &req->r;
@@ -88,10 +74,6 @@ static int check_store(struct init_req *req, struct err *e)
     if (r->host == NULL || r->port == 0)
         return err_set(e, ERR_BAD_REQUEST, r->host == NULL ? "/master_address" : "/master_port",
                        "master_address and master_port are required together");
-    if (check_transfer_name(r->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
-        (r->group_name != NULL &&
-         check_transfer_name(r->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
-        return -1;
     req->form = r->group_name != NULL ? NCCL_FORM_TORCH : NCCL_FORM_STORE;
     return 0;
 }
@@ -127,14 +109,12 @@ static int transfer_init_parse(struct init_req *req, uint64_t join_timeout_us, c
 {
     struct transfer_request *r = &req->r;
 
-    if (member_read(r, transfer_init_members, body, "", e) != 0 ||
+    if (body_u32(&r->world_size, body, "", "world_size", 2, NCCL_WORLD_MAX, e) != 0 ||
+        member_read(r, transfer_init_members, body, "", e) != 0 ||
         body_required(body, "", "world_size", e) != 0 ||
         (r->id != NULL ? parse_id(req, e) : check_store(req, e)) != 0 ||
         packing_settle_join(&r->packing, e) != 0)
         return -1;
-    if (r->world_size > NCCL_WORLD_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/world_size", "world_size is %u, expected 2 to %d",
-                       (unsigned)r->world_size, NCCL_WORLD_MAX);
     req->timeout_us = r->timeout_s > 0 ? (uint64_t)r->timeout_s * 1000000 : join_timeout_us;
     req->first_collective_us = r->timeout_s > 0 ? req->timeout_us
                                                 : (uint64_t)FIRST_COLLECTIVE_S * 1000000;

@@ -19,7 +19,7 @@ struct inner {
 };
 
 struct request {
-    const char *name, *mode;
+    const char *name, *mode, *brief, *unit;
     int order, level;
     bool fast, order_given;
     uint32_t few;
@@ -44,6 +44,8 @@ static const struct member rows[] = {
     {"name", M_STRING, M_IN(struct request, name), .flags = M_QUERY | M_REQUIRED,
      .check = check_name},
     {"mode", M_STRING, M_IN(struct request, mode), .flags = M_QUERY, M_WORDS("a", "b")},
+    {"short", M_STRING, M_IN(struct request, brief), .flags = M_QUERY, .min = 2, .max = 3},
+    {"unit", M_STRING, M_IN(struct request, unit), M_WORDS("s")},
     {"order", M_STRING, M_IN(struct request, order), M_GIVEN(struct request, order_given),
      .flags = M_QUERY, M_WORDS("up", "down"), .def = "down"},
     {"fast", M_BOOL, M_IN(struct request, fast), .flags = M_QUERY, .def = "true"},
@@ -123,6 +125,10 @@ static void test_member_refusals(void **state)
         {"{'name':''}", "/at/name", "it is empty"},
         {"{'name':5}", "/at/name", "expected a string"},
         {"{'name':'x','mode':'c'}", "/at/mode", "mode 'c' is not one of a, b"},
+        {"{'name':'x','unit':'ms'}", "/at/unit", "unit 'ms' is not supported; only 's' is"},
+        {"{'name':'x','short':'ab','unit':'s'}", NULL, NULL},
+        {"{'name':'x','short':'a'}", "/at/short", "a string of 1 bytes; expected 2 to 3"},
+        {"{'name':'x','short':'abcd'}", "/at/short", "a string of 4 bytes; expected 2 to 3"},
         {"{'name':'x','order':'a'}", "/at/order", "not one of up, down"},
         {"{'name':'x','fast':1}", "/at/fast", "expected a boolean"},
         {"{'name':'x','few':0}", "/at/few", "expected 1 to 9"},
@@ -168,6 +174,34 @@ static void test_member_refusals(void **state)
     }
 }
 
+static void *no_malloc(size_t n)
+{
+    (void)n;
+    return NULL;
+}
+
+/* Whether the value is the neutral one is not known then. */
+static void test_member_neutral_without_memory(void **state)
+{
+    static const char *const names[] = {"off", "one", "text"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        json_t *body = json_pack("{s:s, s:b}", "name", "x", names[i], 0);
+        json_malloc_t malloc_fn;
+        json_free_t free_fn;
+        struct request r = {0};
+        struct err e = {0};
+
+        json_get_alloc_funcs(&malloc_fn, &free_fn);
+        json_set_alloc_funcs(no_malloc, free_fn);
+        assert_int_equal(member_read(&r, rows, body, "", &e), -1);
+        json_set_alloc_funcs(malloc_fn, free_fn);
+        assert_int_equal(e.code, ERR_NO_MEMORY);
+        json_decref(body);
+    }
+}
+
 static void test_member_query(void **state)
 {
     static const struct {
@@ -178,6 +212,8 @@ static void test_member_query(void **state)
         {"order", "up", NULL, NULL},
         {"fast", "false", NULL, NULL},
         {"fast", "yes", "/fast", "expected true or false"},
+        {"short", "abc", NULL, NULL},
+        {"short", "", "/short", "a string of 0 bytes; expected 2 to 3"},
         {"few", "9", NULL, NULL},
         {"few", "10", "/few", "from 1 to 9"},
         {"many", "x", "/many", "a whole number"},
@@ -219,6 +255,37 @@ static unsigned type_of(const struct member *m)
     return m->store < sizeof of / sizeof of[0] && of[m->store] != 0 ? of[m->store] : m->type;
 }
 
+/* A string of this length is refused. */
+static void refuses_length(const struct member *m, int64_t len)
+{
+    const struct member one[] = {*m, {0}};
+    char *text = calloc(1, (size_t)len + 1);
+    char out[1024]; /* any struct that the rows of a route fill */
+    struct err e = {0};
+    json_t *body;
+
+    assert_non_null(text);
+    assert_true(m->at + sizeof(const char *) <= sizeof out && m->given <= sizeof out);
+    memset(text, 'a', (size_t)len);
+    body = json_pack("{s:s}", m->name, text);
+    if (member_read(out, one, body, "", &e) == 0)
+        fail_msg("%s: a string of %d bytes is accepted", m->name, (int)len);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field + 1, m->name);
+    json_decref(body);
+    free(text);
+}
+
+static void check_lengths(const struct member *m)
+{
+    if (m->store != STORE_STR)
+        return;
+    if (m->min > 0)
+        refuses_length(m, m->min - 1);
+    if (m->max != 0)
+        refuses_length(m, m->max + 1);
+}
+
 static void check_rows(const struct member *table)
 {
     for (const struct member *m = table; m != NULL && m->name != NULL; m++) {
@@ -239,6 +306,7 @@ static void check_rows(const struct member *table)
             fail_msg("%s: its words lack its default", m->name);
         if (m->max != 0 && m->max < m->min)
             fail_msg("%s: its limits are crossed", m->name);
+        check_lengths(m);
     }
 }
 
@@ -367,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_member_rows_of_routes),
         cmocka_unit_test(test_member_write_values),
         cmocka_unit_test(test_member_write_without_memory),
+        cmocka_unit_test(test_member_neutral_without_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
