@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # A newcomer's path in clean roots: install what the README says, build, serve, push a first checkpoint; then
-# install the Debian package, and run the release tarball, in other clean roots. Needs root, mmdebstrap and the
+# install the Debian packages, and run the release tarball, in other clean roots. Needs root, mmdebstrap and the
 # archives of Debian (and Ubuntu). Usage: deploy/test-clean.sh [PART...]   (default: all, in this order)
-#   source    Debian 12: deploy/setup.sh, the README's two commands, a first push; makes package and tarball
+#   source    Debian 12: deploy/setup.sh, the README's two commands, a first push; makes packages and tarball
 #   deb       Debian 12: apt-get install ./baton.deb, the service's configuration, a push, purge
+#   control   Debian 12: the package without the engine, as a store; baton-server and it take each other's place
 #   tarball   Debian 12, Ubuntu 22.04 and 24.04, with nothing installed
 #   service   Debian 12 booted by systemd-nspawn: the unit's start, reload, restart, watchdog and stop
 #   docker    the steps of the Dockerfile, one by one, in roots instead of images
@@ -87,7 +88,9 @@ part_source() {
   cp --recursive "$source/$model" "$WORK/source/kjv"
   inside source "mkdir /fixtures && mv /kjv /fixtures && $(first_push /baton/build/release/baton)"
   inside source 'cd /baton && deploy/setup.sh package && deploy/tarball.sh build/release /packages &&
-    cpack -G DEB --config build/release/CPackConfig.cmake -B /packages && rm -r /packages/_CPack_Packages'
+    cmake --preset control -DBATON_TESTS=OFF && cmake --build --preset control &&
+    for preset in release control; do cpack -G DEB --config build/$preset/CPackConfig.cmake -B /packages; done &&
+    rm -r /packages/_CPack_Packages'
   mkdir --parents "$WORK/packages"
   cp "$WORK"/source/packages/* "$WORK/packages/"
 }
@@ -101,7 +104,7 @@ with_fixtures() {
 part_deb() {
   root deb bookworm "$debian"
   with_fixtures deb
-  cp "$WORK"/packages/*.deb "$WORK/deb/baton.deb"
+  cp "$WORK"/packages/baton-server_*.deb "$WORK/deb/baton.deb"
   inside deb 'apt-get update --quiet=2
     apt-get install --yes --quiet=2 --no-install-recommends /baton.deb >/dev/null
     getent passwd baton
@@ -114,6 +117,40 @@ part_deb() {
     for path in /etc/baton /var/lib/baton /usr/bin/baton /usr/lib/systemd/system/baton.service; do
       [[ ! -e $path ]] || { echo "purge leaves $path"; exit 1; }
     done'
+}
+
+part_control() {
+  root control bookworm "$debian"
+  with_fixtures control
+  cp "$WORK"/packages/baton-control_*.deb "$WORK/control/control.deb"
+  cp "$WORK"/packages/baton-server_*.deb "$WORK/control/server.deb"
+  inside control 'apt-get update --quiet=2
+    install() { apt-get install --yes --quiet=2 --no-install-recommends "$@" >/dev/null; }
+    # is PACKAGE: it is installed, and the other one is not
+    is() {
+      [[ $(dpkg-query --show --showformat="\${Package} \${db:Status-Status}\n" "baton-*" | grep " installed$") \
+        == "$1 installed" ]] && baton --version | grep "$1"
+    }
+    ! install /control.deb /server.deb 2>/dev/null || { echo "both are installed"; exit 1; }
+    install /control.deb
+    is baton-control
+    ! ldd /usr/bin/baton | grep "libutf8proc\|libpcre2" || { echo "libraries of the engine"; exit 1; }
+    ! baton serve /fixtures/kjv 2>/tmp/refused || { echo "it has an engine"; exit 1; }
+    grep baton-server /tmp/refused
+    weights=/fixtures/kjv/checkpoints/step-00100.safetensors
+    store="setpriv --reuid=baton --regid=baton --init-groups baton serve --engine none --manifest $weights"
+    $store --listen 127.0.0.1:8791 2>/tmp/log &
+    export BATON_URL=http://127.0.0.1:8791
+    baton wait --for control --timeout 20
+    baton push --weight-version step-100 "$weights"
+    baton weights verify "$weights"
+    baton status | grep step-100
+    kill %1 && wait %1 || { cat /tmp/log; exit 1; }
+    baton serve --upstream http://127.0.0.1:8791,vllm --listen 127.0.0.1:8792 --check
+    install /server.deb
+    is baton-server
+    install /control.deb
+    is baton-control'
 }
 
 part_tarball() {
@@ -163,7 +200,7 @@ part_service() {
   command -v systemd-nspawn >/dev/null || skip "systemd-nspawn is not installed: apt-get install systemd-container"
   root service bookworm "$debian"
   with_fixtures service
-  cp "$WORK"/packages/*.deb "$WORK/service/baton.deb"
+  cp "$WORK"/packages/baton-server_*.deb "$WORK/service/baton.deb"
   inside service 'apt-get update --quiet=2
     apt-get install --yes --quiet=2 --no-install-recommends systemd dbus /baton.deb >/dev/null
     mv /fixtures/kjv /var/lib/baton/model'
@@ -197,12 +234,12 @@ part_docker() {
 }
 
 parts=("$@")
-((${#parts[@]} > 0)) || parts=(source deb tarball service docker)
+((${#parts[@]} > 0)) || parts=(source deb control tarball service docker)
 for part in "${parts[@]}"; do
   begin=$SECONDS
   case $part in
-  source | deb | tarball | service | docker) "part_$part" ;;
-  *) fail "'$part' is none of source, deb, tarball, service, docker" ;;
+  source | deb | control | tarball | service | docker) "part_$part" ;;
+  *) fail "'$part' is none of source, deb, control, tarball, service, docker" ;;
   esac
   echo "== $part: passed in $((SECONDS - begin)) s"
 done
