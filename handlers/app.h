@@ -44,6 +44,7 @@ struct store;
 struct tokenizer;
 struct updates;
 struct proxy;
+struct pull_chain;
 struct state_dir;
 struct upstreams;
 struct nccl_info;
@@ -65,6 +66,7 @@ struct app_weights {
     struct weight_transfer *transfer; /* the group with a trainer */
     struct zmq_threads *zmq;          /* updates by checkpoint-engine's sockets */
     struct state_dir *state;          /* --state-dir; NULL: none */
+    struct pull_chain *pulls;         /* versions that a trainer publishes */
 };
 
 /* What replies of other handlers say of the adapters; handlers/lora/ has it. JSON is new, and NULL

@@ -65,7 +65,7 @@ extern const struct member events_query[];
 extern const struct member update_members[];
 extern const struct member update_verify_members[];
 extern const struct member update_start_members[], update_finish_members[];
-extern const struct member update_zmq_members[];
+extern const struct member update_zmq_members[], pull_members[];
 extern const struct member update_abort_members[], update_renew_members[];
 extern const struct member tensor_list_members[];
 extern const struct member upstream_members[], upstream_ready_query[];

@@ -19,7 +19,8 @@ enum routed_experts_mode {
 struct settings {
     const char *const *allow_path; /* [n_allow_path]: real, absolute directories */
     size_t n_allow_path;
-    uint64_t json_body_max; /* bytes */
+    const char *base_weights; /* --weights, or --model; NULL: it started without weights */
+    uint64_t json_body_max;   /* bytes */
     uint64_t update_timeout_ms, body_stall_timeout_ms, join_timeout_ms;
     uint64_t generate_concurrency, generate_queue;
     uint64_t detokenize_concurrency, detokenize_queue;

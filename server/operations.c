@@ -11,6 +11,7 @@
 #include "handlers/proxied.h"
 #include "handlers/source/source_json.h"
 #include "handlers/update/commit_resume.h"
+#include "handlers/update/pull.h"
 #include "handlers/update/zmq_request.h"
 
 #include <assert.h>
@@ -45,6 +46,7 @@
     X(OPERATION_UPDATE_GET, handle_update_get, NULL)                                               \
     X(OPERATION_UPDATE_DELETE, handle_update_delete, NULL)                                         \
     X(OPERATION_UPDATE_ZMQ, handle_update_zmq, NULL)                                               \
+    X(OPERATION_PULL, handle_pull, NULL)                                                           \
     X(OPERATION_COMMIT_RESUME, handle_commit_resume, NULL)                                         \
     X(OPERATION_TENSOR_LIST_PUT, handle_tensor_list_put, NULL)                                     \
     X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
@@ -120,6 +122,7 @@
     X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, handle_fleet_update_get, false)                         \
     X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                 \
     X(OPERATION_UPDATE_ZMQ, EXECUTOR_FLEET, fleet_update_zmq, false)                               \
+    X(OPERATION_PULL, EXECUTOR_LOOP, fleet_not_answered, false)                                    \
     X(OPERATION_COMMIT_RESUME, EXECUTOR_URGENT, handle_fleet_commit_resume, false)                 \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \

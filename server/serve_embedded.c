@@ -12,6 +12,7 @@
 #include "memory/device.h"
 #include "server/serve.h"
 #include "server/serve_priv.h"
+#include "weights/delta/pull_chain.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
@@ -166,6 +167,11 @@ int server_build_weights(struct server *s, struct err *e)
     if (open_devices(s, e) != 0 || open_state(s, e) != 0 || build_store(s, e) != 0 ||
         build_transfer(s, e) != 0 || server_build_engine(s, e) != 0 ||
         generations_new(&s->generate.generations, e) != 0 || build_pause_controller(s, e) != 0)
+        return -1;
+    if (s->first != NULL) /* it is open until the first weights are served */
+        s->app.settings.base_weights = s->config.weights != NULL ? s->config.weights
+                                                                 : s->config.model;
+    if (pull_chain_new(&s->weights.pulls, e) != 0)
         return -1;
     return zmq_threads_new(&s->weights.zmq, e);
 }

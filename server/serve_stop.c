@@ -25,6 +25,7 @@
 #include "server/serve_priv.h"
 #include "server/signals.h"
 #include "server/state_dump.h"
+#include "weights/delta/pull_chain.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
@@ -265,6 +266,7 @@ void server_free(struct server *s)
     weight_transfer_free(w->transfer);
     zmq_threads_free(w->zmq);
     updates_free(w->updates);
+    pull_chain_free(w->pulls);
     if (s->generate.engine != NULL)
         s->generate.engine->ops->free(s->generate.engine);
     free_executors(s);

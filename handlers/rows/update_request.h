@@ -63,6 +63,13 @@ struct broadcast_request {
     struct packing_request packing;
 };
 
+/* A version of a directory of deltas */
+struct pull_request {
+    const char *source, *name;
+    uint64_t version;
+    int form; /* enum pull_form */
+};
+
 /* checkpoint-engine's sockets */
 struct zmq_request {
     const json_t *handles;

@@ -286,6 +286,17 @@ const struct member update_zmq_members[] = {
     {0},
 };
 
+const struct member pull_members[] = {
+    {"form", M_STRING, M_IN(struct pull_request, form), .flags = M_REQUIRED,
+     M_WORDS("slime", "skyrl"), .doc = "Whose directories: in the order of enum pull_form"},
+    {"source", M_STRING, M_IN(struct pull_request, source), .flags = M_REQUIRED, .min = 1,
+     .doc = "The directory with the versions, beneath --allow-path"},
+    {"version", M_INT, M_IN(struct pull_request, version), .flags = M_REQUIRED, .min = 0},
+    {"name", M_STRING, M_IN(struct pull_request, name), .flags = M_REQUIRED, .min = 1,
+     .doc = "By which the update is committed"},
+    {0},
+};
+
 const struct member transfer_delete_members[] = {
     {"group_name", M_STRING, .doc = "Leave this group only"},
     {0},

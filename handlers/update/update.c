@@ -12,6 +12,7 @@
 #include "handlers/source/ipc_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
+#include "handlers/update/pull.h"
 #include "handlers/update/update_params.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
@@ -222,6 +223,11 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
 
     if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
         return -1;
+    if (w.path != NULL && pull_is_named(app, w.path)) {
+        if (w.abort_requests)
+            (void)generations_abort(app->generate->generations, NULL, 0);
+        return pull_commit(app, x, w.label, e);
+    }
     if (id[0] != '\0')
         w.update_id = id;
     c = update_chunk_new(e);

@@ -169,6 +169,31 @@ int sglang_disk_response(json_t **reply, const struct http_request *x)
                                             update_message(*reply), "num_paused_requests", 0));
 }
 
+/* slime's and Miles' patch of SGLang. Nothing is written to local_checkpoint_dir: it is the name by
+ * which /update_weights_from_disk commits what is pulled. */
+int sglang_pull_request(json_t **body, const struct http_request *x, struct err *e)
+{
+    return dialect_request_plain(body, x, e) != 0
+               ? -1
+               : dialect_set(*body, "form", json_string("slime"), e);
+}
+
+/* Its clients read `success` alone. */
+int sglang_pull_response(json_t **reply, const struct http_request *x)
+{
+    long long n = json_integer_value(json_object_get(*reply, "n_tensors"));
+    long long version = json_integer_value(json_object_get(*reply, "version"));
+    const json_t *served = json_object_get(*reply, "served");
+
+    (void)x;
+    if (json_integer_value(served) == version && json_is_integer(served))
+        return sglang_put_message(reply, json_sprintf("Success. Version %lld is served.", version));
+    return sglang_put_message(reply,
+                              json_sprintf("Success. Version %lld is proven, %lld tensors change; "
+                                           "/update_weights_from_disk serves it.",
+                                           version, n));
+}
+
 int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
     struct selector_request selector = {0};

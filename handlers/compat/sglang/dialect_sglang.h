@@ -21,16 +21,17 @@ typedef int sglang_response(json_t **reply, const struct http_request *x);
 /* dialect_sglang.c: weights and the group that brings them */
 extern const struct member sglang_group_members[], sglang_leave_members[];
 extern const struct member sglang_distributed_members[];
-extern const struct member sglang_disk_members[];
+extern const struct member sglang_disk_members[], sglang_pull_members[];
 extern const struct member sglang_ipc_members[];
 extern const struct member sglang_begin_members[];
 extern const struct member sglang_checker_members[], sglang_label_members[];
-sglang_request sglang_group_request, sglang_distributed_request, sglang_disk_request;
+sglang_request sglang_group_request, sglang_distributed_request, sglang_disk_request,
+    sglang_pull_request;
 sglang_request sglang_begin_request, sglang_end_request, sglang_checker_request,
     sglang_label_request;
 sglang_request sglang_reset_request;
 sglang_response sglang_group_response, sglang_leave_response, sglang_begin_response,
-    sglang_update_response, sglang_disk_response;
+    sglang_update_response, sglang_disk_response, sglang_pull_response;
 sglang_response sglang_checker_response, sglang_label_response, sglang_reset_response;
 
 /* dialect_sglang_life.c: pause, memory, requests, adapters */
@@ -109,6 +110,10 @@ sglang_response sglang_loads_response;
                        .members = sglang_disk_members, .translated_members = update_members,       \
                        .translate_request = sglang_disk_request,                                   \
                        .translate_response = sglang_disk_response),                                \
+        SGLANG_CONTROL("/pull_weights", "sglangPull", OPERATION_PULL,                              \
+                       .members = sglang_pull_members, .translated_members = pull_members,         \
+                       .translate_request = sglang_pull_request,                                   \
+                       .translate_response = sglang_pull_response),                                \
         SGLANG_CONTROL("/update_weights_from_ipc", "sglangUpdateIpc", OPERATION_UPDATE_ZMQ,        \
                        .members = sglang_ipc_members, .translated_members = update_zmq_members,    \
                        .translate_request = dialect_request_plain,                                 \
@@ -166,8 +171,7 @@ sglang_response sglang_loads_response;
         SGLANG_REFUSED("/set_internal_state", "sglangSetState"),                                   \
         SGLANG_REFUSED("/start_profile", "sglangStartProfile"),                                    \
         SGLANG_REFUSED("/stop_profile", "sglangStopProfile"),                                      \
-        SGLANG_REFUSED("/post_process_weights", "sglangPostProcess"),                              \
-        SGLANG_REFUSED("/pull_weights", "sglangPull")
+        SGLANG_REFUSED("/post_process_weights", "sglangPostProcess")
 
 /* Shared with prime-rl, whose clients decide by the status code whether to retry. */
 #define SGLANG_LORA(of_dialect, load, unload)                                                      \

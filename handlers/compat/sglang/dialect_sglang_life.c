@@ -85,8 +85,6 @@ int sglang_refused_request(json_t **body, const struct http_request *x, struct e
         {"/post_process_weights", "weights are served as they are sent: nothing is packed or "
                                   "quantized here; send them between /begin_weight_update and "
                                   "/end_weight_update, which engines do it at"},
-        {"/pull_weights", "updates by deltas of files are not read; send the weights by the group, "
-                          "by CUDA IPC, or as a whole checkpoint to /update_weights_from_disk"},
     };
     const struct route *route = x->route;
 

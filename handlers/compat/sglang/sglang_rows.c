@@ -55,6 +55,18 @@ const struct member sglang_disk_members[] = {
     {0},
 };
 
+const struct member sglang_pull_members[] = {
+    {"local_checkpoint_dir", M_STRING, .min = 1, .flags = M_REQUIRED, .ours = "name",
+     .doc =
+         "A name only: nothing is written there. /update_weights_from_disk with it as model_path "
+         "serves what was pulled"},
+    {"source_dir", M_STRING, .min = 1, .flags = M_REQUIRED, .ours = "source",
+     .doc = "The directory with weight_v000001 and so on, beneath a root of --allow-path"},
+    {"target_version", M_INT, .flags = M_REQUIRED, .ours = "version",
+     .doc = "0 begins a run: the model that the server started with must be served"},
+    {0},
+};
+
 const struct member sglang_ipc_members[] = {
     {"zmq_handles", M_MAP, .ours = M_SAME, .items = M_STRING, .max = 64, .flags = M_REQUIRED,
      .doc = "GPU's UUID -> address: ipc://@NAME (an abstract socket), or ipc:///PATH beneath "

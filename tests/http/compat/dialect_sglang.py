@@ -504,7 +504,7 @@ def refusals(world, server):
             ("/start_profile", {"output_dir": "/tmp"}, "profiler"),
             ("/stop_profile", {}, "profile"),
             ("/post_process_weights", {"post_process_quantization": True}, "/end_weight_update"),
-            ("/pull_weights", {"target_version": 1}, "/update_weights_from_disk"),
+            ("/pull_weights", {"target_version": 1}, "source_dir"),
             ("/areal_update_weights", {}, "model_path"),
             ("/areal_init_weights_update_group", {**group, "backend": "hccl"}, "hccl"),
             ("/areal_set_update_weight_meta", {"names": ["a"], "dtypes": ["bfloat16"], "shapes": []}, "shapes"),

@@ -1,0 +1,501 @@
+/* POST /pull_weights, and the commit of what it staged. The state (weights/delta/pull_chain.h) is
+ * taken by one request at a time, and put back with its answer. */
+#include "handlers/update/pull.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/utf8.h"
+#include "control/pause_controller.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/rows/update_request.h"
+#include "handlers/update/update_requester.h"
+#include "handlers/update_json.h"
+#include "handlers/update_members.h"
+#include "transport/file.h"
+#include "transport/roots.h"
+#include "weights/delta/pull_chain.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A request that has taken the state. */
+struct pull_job {
+    struct app *app;        /* borrowed */
+    struct http_request *x; /* consumed by the answer */
+    struct pull_state state;
+    uint64_t target;
+    uint32_t n_versions, n_tensors;
+    bool base_unchecked;
+};
+
+static struct pull_chain *chain_of(const struct app *app)
+{
+    return app->weights->pulls;
+}
+
+static void job_end(struct pull_job *j)
+{
+    pull_chain_put(chain_of(j->app), &j->state);
+    free(j);
+}
+
+static void answer_pulled(struct pull_job *j)
+{
+    json_t *reply = json_pack(
+        "{s:I, s:o, s:I, s:I, s:s}", "version", (json_int_t)j->target, "served",
+        j->state.version == PULL_NO_VERSION ? json_null()
+                                            : json_integer((json_int_t)j->state.version),
+        "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors, "base",
+        j->base_unchecked ? "unchecked" : "checked");
+    struct http_request *x = j->x;
+
+    job_end(j); /* first: the next request may come with the answer */
+    reply_json(x, 200, reply);
+}
+
+/* ---- the run's beginning ---- */
+
+static bool requester_gone(void *arg)
+{
+    return http_request_disconnected(arg);
+}
+
+static int check_base(struct pull_job *j, struct err *e)
+{
+    const struct settings *s = &j->app->settings;
+    struct store *store = j->app->weights->store;
+    struct progress progress = {.deadline_us = clock_after_us(s->update_timeout_ms * 1000),
+                                .gone = requester_gone,
+                                .gone_arg = j->x};
+    const struct version *v = NULL;
+    struct file_weights w = {0};
+    struct source *source = NULL;
+    int rc;
+
+    if (store_pin(store, &v, e) != 0)
+        return -1;
+    j->state.serial = v->serial;
+    j->base_unchecked = s->base_weights == NULL;
+    if (j->base_unchecked) {
+        store_unpin(store, v);
+        return 0;
+    }
+    rc = file_source_open_local(&source, &w, s->base_weights, e);
+    if (rc == 0)
+        rc = pull_base_check(source, w.tensor_list, store, v, &progress, e);
+    if (rc != 0)
+        e->field[0] = '\0';
+    source_close(source);
+    file_weights_fini(&w);
+    store_unpin(store, v);
+    return rc;
+}
+
+/* Nothing of an earlier run is known from now on. */
+static int begin_run(struct pull_job *j, struct err *e)
+{
+    j->state.version = PULL_NO_VERSION;
+    if (check_base(j, e) != 0)
+        return -1;
+    j->state.version = 0;
+    j->state.ended = PULL_NO_VERSION;
+    answer_pulled(j);
+    return 0;
+}
+
+/* ---- a version ---- */
+
+static void log_pull(const struct pull_job *j, const char *event, const struct err *e)
+{
+    struct log_rec r;
+
+    log_begin(&r, e == NULL ? LOG_INFO : LOG_WARN, event);
+    log_actor(&r, &j->x->actor);
+    log_u64(&r, "version", j->target);
+    if (e != NULL)
+        log_err(&r, e);
+    log_end(&r);
+}
+
+/* The update has ended, or ends here; nothing of it is kept. */
+static void pull_failed(struct pull_job *j, const struct update_info *info, const struct err *e)
+{
+    struct http_request *x = j->x;
+    struct update_info ended;
+    struct err ignored = {0}, told = *e; /* it may have ended already */
+
+    if (info->phase != UPDATE_ABORTED)
+        (void)updates_fail(j->app->weights->updates, j->state.update_id, e, &ended, &ignored);
+    log_pull(j, "weights.pull_failed", e);
+    j->state.update_id[0] = '\0';
+    told.field[0] = '\0'; /* the request has no list of tensors */
+    job_end(j);
+    reply_error(x, &told, NULL);
+}
+
+static void pull_verified(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct pull_job *j = arg;
+
+    if (e->code != ERR_NONE) {
+        pull_failed(j, info, e);
+        return;
+    }
+    j->state.pulled = j->target;
+    log_pull(j, "weights.pulled", NULL);
+    answer_pulled(j);
+}
+
+static void pull_received(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct pull_job *j = arg;
+    struct err why = *e;
+
+    if (why.code == ERR_NONE && updates_verify(j->app->weights->updates, j->state.update_id, NULL,
+                                               0, pull_verified, j, &why) == 0)
+        return;
+    pull_failed(j, info, &why);
+}
+
+static bool pull_gone(void *arg)
+{
+    return http_request_disconnected(((struct pull_job *)arg)->x);
+}
+
+static struct update_chunk *pull_chunk(struct pull_job *j, struct source *source,
+                                       struct tensor_list *list, struct err *e)
+{
+    struct update_chunk *c = calloc(1, sizeof *c);
+
+    if (c == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+        return NULL;
+    }
+    memcpy(c->update_id, j->state.update_id, sizeof c->update_id);
+    c->tensor_list = tensor_list_ref(list);
+    c->source = source;
+    c->gone = pull_gone;
+    c->done = pull_received;
+    c->done_arg = j;
+    return c;
+}
+
+/* @p  moved in */
+static int submit_pull(struct pull_job *j, struct pull *p, struct err *e)
+{
+    struct tensor_list *list = tensor_list_ref(pull_tensors(p));
+    struct update_start start = {
+        .partial = !pull_is_whole(p), .lease_s = UPDATE_ANONYMOUS_LEASE_S, .actor = j->x->actor};
+    struct updates *updates = j->app->weights->updates;
+    struct update_chunk *c = NULL;
+    struct source *source = NULL;
+    struct update_info info;
+    struct err ignored = {0};
+    int rc = updates_start(updates, &start, &info, e);
+
+    if (rc != 0) {
+        pull_close(p);
+        tensor_list_unref(list);
+        return -1;
+    }
+    memcpy(j->state.update_id, info.id, sizeof j->state.update_id);
+    rc = pull_source(&source, p, j->app->weights->store, j->state.serial, e);
+    if (rc == 0) {
+        c = pull_chunk(j, source, list, e);
+        rc = c != NULL ? updates_submit(updates, c, e) : -1;
+        if (c == NULL)
+            source_close(source);
+    }
+    if (rc != 0) {
+        update_chunk_free(c);
+        (void)updates_fail(updates, j->state.update_id, e, &info, &ignored);
+        j->state.update_id[0] = '\0';
+    }
+    tensor_list_unref(list);
+    return rc;
+}
+
+static int prove_served(struct pull_job *j, struct pull *p, struct err *e)
+{
+    struct store *store = j->app->weights->store;
+    struct progress progress = {
+        .deadline_us = clock_after_us(j->app->settings.update_timeout_ms * 1000),
+        .gone = requester_gone,
+        .gone_arg = j->x};
+    const struct version *v = NULL;
+    int rc;
+
+    if (store_pin(store, &v, e) != 0)
+        return -1;
+    rc = v->serial == j->state.serial ? pull_prove(p, store, v, &progress, e)
+                                      : err_set(e, ERR_CONFLICT, "",
+                                                "another version was just "
+                                                "committed: pull again");
+    store_unpin(store, v);
+    return rc;
+}
+
+static int open_pull(struct pull **out, const struct pull_job *j, struct err *e)
+{
+    const struct settings *s = &j->app->settings;
+    struct pull_cfg cfg = {.form = j->state.form,
+                           .spec = store_model_spec(j->app->weights->store),
+                           .served = j->state.version,
+                           .target = j->target};
+    int rc;
+
+    if (roots_open(&cfg.rootfd, &cfg.source, s->allow_path, s->n_allow_path, j->state.source,
+                   "/source", e) != 0)
+        return -1;
+    rc = pull_open(out, &cfg, e);
+    (void)close(cfg.rootfd);
+    return rc;
+}
+
+static int pull_version(struct pull_job *j, struct err *e)
+{
+    struct pull *p = NULL;
+    int rc;
+
+    if (open_pull(&p, j, e) != 0)
+        return -1;
+    j->n_versions = pull_n_versions(p);
+    j->n_tensors = pull_tensors(p) != NULL ? pull_tensors(p)->n_tensors : 0;
+    if (j->target != j->state.version && pull_tensors(p) != NULL)
+        return submit_pull(j, p, e);
+    rc = j->target == j->state.version ? prove_served(j, p, e) : 0;
+    pull_close(p);
+    if (rc != 0)
+        return -1;
+    if (j->target != j->state.version)
+        j->state.pulled = j->target; /* the same bytes under another name */
+    answer_pulled(j);
+    return 0;
+}
+
+/* What was pulled before and not committed. */
+static void drop_pulled(struct pull_job *j)
+{
+    struct update_info info;
+    struct err ignored = {0}; /* it may have ended */
+
+    if (j->state.update_id[0] != '\0')
+        (void)updates_abort(j->app->weights->updates, j->state.update_id,
+                            "another version was pulled before its commit", &info, &ignored);
+    j->state.update_id[0] = '\0';
+    j->state.pulled = PULL_NO_VERSION;
+}
+
+/* An update by other means ends the chain. */
+static void note_served(struct pull_job *j)
+{
+    struct store_info info;
+
+    store_info(j->app->weights->store, &info);
+    if (info.serial != j->state.serial) {
+        if (j->state.version != PULL_NO_VERSION)
+            j->state.ended = j->state.version;
+        j->state.version = PULL_NO_VERSION;
+    }
+    j->state.serial = info.serial;
+}
+
+static void say_ended(const struct pull_job *j, struct err *e)
+{
+    char text[96];
+
+    if (j->state.ended == PULL_NO_VERSION)
+        return;
+    (void)snprintf(text, sizeof text, "; after version %llu another update was committed",
+                   (unsigned long long)j->state.ended);
+    err_append(e, text);
+}
+
+static int use_request(struct pull_job *j, const struct pull_request *r, struct err *e)
+{
+    struct pull_state *s = &j->state;
+    bool same = strcmp(s->source, r->source) == 0 && s->form == (enum pull_form)r->form;
+
+    if (strlen(r->source) >= sizeof s->source || strlen(r->name) >= sizeof s->name)
+        return err_set(e, ERR_BAD_REQUEST, strlen(r->name) >= sizeof s->name ? "/name" : "/source",
+                       "it is longer than %d bytes", (int)PULL_PATH_MAX - 1);
+    if (strncmp(r->source, "gs://", 5) == 0 || strncmp(r->source, "s3://", 5) == 0 ||
+        strncmp(r->source, "http://", 7) == 0 || strncmp(r->source, "https://", 8) == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/source",
+                       "'%.*s' is not a directory: versions are read from directories beneath "
+                       "--allow-path only",
+                       utf8_cut(r->source, 200), r->source);
+    if (!same && r->version != 0 && s->version != PULL_NO_VERSION && s->source[0] != '\0')
+        return err_set(e, ERR_PRECONDITION, "/source",
+                       "version %llu of another directory is served ('%.*s'): begin a run with "
+                       "version 0",
+                       (unsigned long long)s->version, utf8_cut(s->source, 200), s->source);
+    s->form = (enum pull_form)r->form;
+    (void)snprintf(s->source, sizeof s->source, "%s", r->source);
+    (void)snprintf(s->name, sizeof s->name, "%s", r->name);
+    j->target = r->version;
+    return 0;
+}
+
+/* @j  freed, unless the answer comes later */
+static int run_pull(struct pull_job *j, const struct pull_request *r, struct err *e)
+{
+    note_served(j);
+    if (use_request(j, r, e) == 0) {
+        drop_pulled(j);
+        if ((j->target == 0 ? begin_run(j, e) : pull_version(j, e)) == 0)
+            return 0;
+        say_ended(j, e);
+        log_pull(j, "weights.pull_failed", e);
+    }
+    job_end(j);
+    return -1;
+}
+
+int handle_pull(struct app *app, struct http_request *x, struct err *e)
+{
+    struct pull_request r = {0};
+    struct pull_job *j;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = member_read(&r, pull_members, body, "", e);
+    if (rc == 0)
+        rc = pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e);
+    j = rc == 0 ? calloc(1, sizeof *j) : NULL;
+    if (rc == 0 && j == NULL)
+        rc = err_set(e, ERR_NO_MEMORY, "", "no memory for a pull");
+    if (rc == 0)
+        rc = pull_chain_take(chain_of(app), &j->state, e);
+    if (rc == 0) {
+        j->app = app;
+        j->x = x;
+        rc = run_pull(j, &r, e);
+    } else {
+        free(j);
+    }
+    json_decref(body);
+    return rc;
+}
+
+/* ---- the commit ---- */
+
+bool pull_is_named(const struct app *app, const char *path)
+{
+    return pull_chain_is_named(chain_of(app), path);
+}
+
+static void pull_committed(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct pull_job *j = arg;
+    struct update_requester *asker = NULL;
+    struct err none = {0};
+    struct http_request *x = j->x;
+    struct app *app = j->app;
+
+    if (info->phase == UPDATE_COMMITTED) {
+        j->state.version = j->target;
+        j->state.serial = info->serial;
+        j->state.ended = PULL_NO_VERSION;
+    }
+    j->state.pulled = PULL_NO_VERSION;
+    j->state.update_id[0] = '\0';
+    job_end(j);
+    if (update_requester_new(&asker, app, x, NULL, &none) == 0)
+        update_reply_done(asker, info, e);
+    else
+        reply_json(x, e->code == ERR_NONE ? 200 : 503, NULL);
+}
+
+/* The version has the bytes of the one that is served. */
+static int rename_served(struct pull_job *j, const char *label, struct err *e)
+{
+    struct http_request *x = j->x;
+    uint64_t serial;
+
+    if (store_set_label(j->app->weights->store, label, j->state.serial, &serial, e) != 0)
+        return -1;
+    j->state.version = j->target;
+    j->state.pulled = PULL_NO_VERSION;
+    job_end(j);
+    reply_json(x, 200,
+               json_pack("{s:s, s:s, s:I, s:i}", "phase", "committed", "weight_version", label,
+                         "serial", (json_int_t)serial, "n_tensors_done", 0));
+    return 0;
+}
+
+static int check_pulled(struct pull_job *j, const char *label, struct err *e)
+{
+    const struct pull_state *s = &j->state;
+    char served[64] = "nothing is known of what is served";
+
+    if (s->version != PULL_NO_VERSION)
+        (void)snprintf(served, sizeof served, "version %llu is served",
+                       (unsigned long long)s->version);
+    if (s->pulled == PULL_NO_VERSION)
+        return err_set(e, ERR_CONFLICT, "",
+                       "no version is pulled, and %s: pull the version first, then name its "
+                       "directory here",
+                       served);
+    j->target = s->pulled;
+    if (label != NULL &&
+        (strspn(label, "0123456789") != strlen(label) || strtoull(label, NULL, 10) != s->pulled))
+        return err_set(e, ERR_PRECONDITION, "/weight_version", "version %llu is pulled, not '%.*s'",
+                       (unsigned long long)s->pulled, utf8_cut(label, 64), label);
+    return 0;
+}
+
+static int commit_job(struct pull_job *j, const char *label, struct err *e)
+{
+    char number[24];
+
+    note_served(j);
+    if (check_pulled(j, label, e) != 0)
+        return -1;
+    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)j->target);
+    if (label == NULL)
+        label = number;
+    if (j->state.update_id[0] == '\0') {
+        if (j->state.version == PULL_NO_VERSION)
+            return err_set(e, ERR_CONFLICT, "",
+                           "another version was committed since the pull: pull again");
+        return rename_served(j, label, e);
+    }
+    if (updates_finish(j->app->weights->updates, j->state.update_id, label, NULL, 0, pull_committed,
+                       j, e) == 0)
+        return 0;
+    if (e->code == ERR_NOT_FOUND || e->code == ERR_ENDED) {
+        err_append(e, "; pull the version again");
+        j->state.pulled = PULL_NO_VERSION;
+        j->state.update_id[0] = '\0';
+    }
+    return -1;
+}
+
+int pull_commit(struct app *app, struct http_request *x, const char *label, struct err *e)
+{
+    struct pull_job *j;
+
+    if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0)
+        return -1;
+    j = calloc(1, sizeof *j);
+    if (j == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the commit");
+    if (pull_chain_take(chain_of(app), &j->state, e) != 0) {
+        free(j);
+        return -1;
+    }
+    j->app = app;
+    j->x = x;
+    if (commit_job(j, label, e) == 0)
+        return 0;
+    job_end(j);
+    return -1;
+}

@@ -1,0 +1,34 @@
+/* Updates that the server fetches itself, from the directories of deltas that a trainer publishes
+ * (weights/delta/pull.h): a pull stages and proves a version while the server goes on, and the
+ * request that names it commits it. */
+#ifndef BATON_HANDLERS_UPDATE_PULL_H
+#define BATON_HANDLERS_UPDATE_PULL_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+
+struct app;
+struct http_request;
+
+/* handle_pull - members source (a directory beneath --allow-path), version, name. Version 0 begins
+ * a run: what is served must be the model that the server started with.
+ * Answers {version, served, n_versions, n_tensors, base}; "base": "unchecked" without such a model.
+ * Threads: an executor that may block on a disk. The answer comes when the version is proven, or
+ * with the reason why not; nothing of a refused one is kept.
+ * Errors: those of pull_open, of an update's start, of its bytes and of its proof; ERR_CONFLICT (a
+ * pull is under way), ERR_PRECONDITION (another directory; the same version with other bytes; the
+ * base model is not served), ERR_FORBIDDEN. */
+int handle_pull(struct app *app, struct http_request *x, struct err *e);
+
+/* pull_is_named - is `path` the name of what was pulled, and no path? */
+bool pull_is_named(const struct app *app, const char *path);
+
+/* pull_commit - commit what was pulled, and answer as a finish does.
+ * @label  the version's name, which must be its number; NULL: its number
+ * Errors: ERR_CONFLICT (nothing is pulled), ERR_PRECONDITION at /weight_version (another version is
+ * pulled), those of updates_finish and store_set_label. The answer may be an error of the commit;
+ * the pull then begins again. */
+int pull_commit(struct app *app, struct http_request *x, const char *label, struct err *e);
+
+#endif

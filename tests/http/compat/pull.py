@@ -1,0 +1,235 @@
+"""slime and Miles with deltas in directories: what their own publishers wrote, pulled while the server generates, and
+served by the reload that follows. After each version every tensor is compared with what the trainer had.
+Usage: pull.py BATON MODEL DELTAS FOLDER"""
+
+import json
+import os
+import shutil
+import sys
+
+BATON, MODEL, DELTAS, FOLDER = sys.argv[1:5]
+from fleet_world import Server  # noqa: E402
+
+SOURCE, LOCAL = os.path.join(FOLDER, "published"), os.path.join(FOLDER, "local_checkpoint")
+STEPS = os.path.join(MODEL, "checkpoints")
+with open(os.path.join(DELTAS, "expected.json"), encoding="utf-8") as f:
+    EXPECTED = {int(version): sums for version, sums in json.load(f).items()}
+PROMPT = {"prompt": "In the beginning", "max_tokens": 8, "temperature": 0}
+n_checks = 0
+
+
+def same(found, wanted, about):
+    global n_checks
+    n_checks += 1
+    assert found == wanted, f"{about}: {found!r}, wanted {wanted!r}"
+
+
+def has(text, word, about):
+    global n_checks
+    n_checks += 1
+    assert word in text, f"{about}: {text!r} does not say {word!r}"
+
+
+class Refused(Exception):
+    pass
+
+
+class Trainer:
+    """The calls of slime's and Miles' trainers, in their order."""
+
+    def __init__(self, server, made_by):
+        self.server, self.made_by = server, made_by
+
+    def post(self, path, body):
+        status, answer = self.server.post(path, body)
+        if status != 200 or not answer.get("success", True):
+            raise Refused(f"{status}: {answer}")
+        return answer
+
+    def begin(self):
+        shutil.rmtree(SOURCE, ignore_errors=True)
+        os.mkdir(SOURCE)
+        self.pull(0)
+
+    def publish(self, version):
+        name = f"weight_v{version:06d}"
+        shutil.rmtree(os.path.join(SOURCE, name), ignore_errors=True)
+        shutil.copytree(os.path.join(DELTAS, self.made_by, name), os.path.join(SOURCE, name))
+        return os.path.join(SOURCE, name)
+
+    def pull(self, version, source=SOURCE):
+        return self.post("/pull_weights", {"local_checkpoint_dir": LOCAL, "source_dir": source,
+                                           "target_version": version})
+
+    def reload(self, version, path=LOCAL):
+        self.post("/pause_generation", {})
+        same(self.server.ask("GET", "/flush_cache")[0], 200, "flush_cache")
+        try:
+            return self.post("/update_weights_from_disk", {"model_path": path, "weight_version": str(version)})
+        finally:
+            self.post("/continue_generation", {})
+
+    def update(self, version):
+        self.publish(version)
+        self.pull(version)
+        self.reload(version)
+
+
+class World(Server):
+    def __init__(self, *options, weights="step-00000"):
+        super().__init__(BATON, os.path.join(FOLDER, "log"), "--model", MODEL, "--weights",
+                         os.path.join(STEPS, weights + ".safetensors"), "--weight-version", "base",
+                         "--allow-path", FOLDER, *options)
+
+    def post(self, path, body):
+        found = self.ask("POST", path, body)
+        return found[0], found[1]
+
+    def sums(self):
+        status, found = self.post("/v1/weights/check", {"action": "checksum"})
+        same(status, 200, f"checksums: {found}")
+        return found
+
+    def label(self):
+        return self.ask("GET", "/get_weight_version")[1]["weight_version"]
+
+    def serves(self, version, label=None):
+        """Exactly the trainer's bytes, under its name; 0: the base."""
+        same(self.label(), label if label is not None else str(version), "label")
+        found = self.sums()["checksums"]
+        if version == 0:
+            same(found, BASE, "the base")
+        else:
+            same({n: found[n] for n in EXPECTED[version]}, EXPECTED[version], f"version {version}")
+        status, reply = self.post("/v1/completions", PROMPT)
+        same((status, {v["version"] for v in reply["choices"][0]["weight_versions"]}), (200, {self.label()}),
+             "generation")
+
+
+def refused(word, call, *args):
+    try:
+        call(*args)
+    except Refused as e:
+        has(str(e), word, f"{call.__name__}{args}")
+        return
+    raise AssertionError(f"{call.__name__}{args} was not refused ({word})")
+
+
+def runs():
+    """Each set, one version after the other; a pull alone changes nothing."""
+    with World() as server:
+        for made_by, n in (("slime/overwrite-blake3", 4), ("slime/xor-adler32", 2), ("slime/two-ranks", 2)):
+            t = Trainer(server, made_by)
+            t.begin()
+            for version in range(1, n + 1):
+                t.publish(version)
+                t.pull(version)
+                server.serves(version - 1, "base" if version == 1 else None)
+                t.reload(version)
+                server.serves(version)
+            assert not os.path.exists(LOCAL), "nothing is written there"
+            whole(server)
+
+
+def whole(server):
+    """The base again, by other means: it ends the chain."""
+    shutil.copy(os.path.join(STEPS, "step-00000.safetensors"), FOLDER)
+    status, said = server.post("/v1/update_weights", {"path": "step-00000.safetensors", "weight_version": "base"})
+    same(status, 200, said)
+
+
+def catches_up():
+    """All versions at once; then an update by other means, after which nothing is known."""
+    with World() as server:
+        t = Trainer(server, "miles/xor-xxh3")
+        refused("version 0", t.pull, 1) if os.path.isdir(SOURCE) else None
+        t.begin()
+        for version in range(1, 5):
+            t.publish(version)
+        t.pull(2)
+        t.pull(4)  # instead of 2
+        refused("version 4 is pulled", t.reload, 2)
+        t.reload(4)
+        server.serves(4)
+        refused("no version is pulled", t.reload, 4)
+        refused("beyond version 3", t.pull, 3)
+        t.pull(4)  # it is served: proven, and nothing to do
+        whole(server)
+        refused("begin with version 0", t.pull, 4)
+        refused("after version 4 another update was committed", t.pull, 4)
+        server.serves(0, "base")
+        t.begin()
+        t.update(1)
+        server.serves(1)
+
+
+def faults():
+    with World() as server:
+        t = Trainer(server, "slime/xor-adler32")
+        index, payload = "model.safetensors.index.json", "model-00000-of-00001.safetensors"
+        t.begin()
+        refused("weight_v000001", t.pull, 1)
+        place = t.publish(1)
+        os.rename(os.path.join(place, index), os.path.join(place, index + ".tmp"))
+        refused("no model.safetensors.index.json yet", t.pull, 1)
+        os.rename(os.path.join(place, index + ".tmp"), os.path.join(place, index))
+        with open(os.path.join(place, payload), "r+b") as f:
+            f.seek(-40, os.SEEK_END)
+            byte = f.read(1)[0]
+            f.seek(-40, os.SEEK_END)
+            f.write(bytes([byte ^ 1]))
+        refused("version 1: ", t.pull, 1)
+        refused("no version is pulled", t.reload, 1)
+        server.serves(0, "base")
+        t.update(1)  # the right one, under the same name
+        server.serves(1)
+        other = Trainer(server, "slime/two-ranks")  # another run, whose version 1 is the same
+        other.publish(1)
+        other.pull(1)
+        shutil.copytree(os.path.join(DELTAS, "slime/xor-adler32/weight_v000002"), os.path.join(SOURCE, "weight_v000002"))
+        t.pull(2)
+        t.reload(2)
+        server.serves(2)
+        for name in (index, payload):  # version 2 of a run in which it was something else
+            with open(os.path.join(DELTAS, "slime/xor-adler32/weight_v000001", name), "rb") as f:
+                data = f.read()
+            with open(os.path.join(SOURCE, "weight_v000002", name), "wb") as f:
+                f.write(data.replace(b'"000001"', b'"000002"').replace(b'"000000"', b'"000001"'))
+        refused("another run", t.pull, 2)
+        refused("is not the base model's", t.begin)
+        for source, word in (("/etc", "allow"), ("gs://bucket/run", "not a directory"), ("", "source_dir"),
+                             (os.path.join(FOLDER, "nothing"), "nothing")):
+            refused(word, t.pull, 1, source)
+        refused("", t.reload, 3, os.path.join(FOLDER, "elsewhere"))
+        server.serves(2)
+
+
+def whole_versions():
+    """slime's full mode: a checkpoint without an index."""
+    with World() as server:
+        t = Trainer(server, "slime/xor-adler32")
+        shutil.rmtree(SOURCE, ignore_errors=True)
+        os.makedirs(os.path.join(SOURCE, "weight_v000007"))
+        shutil.copy(os.path.join(STEPS, "step-00000.safetensors"),
+                    os.path.join(SOURCE, "weight_v000007", "model.safetensors"))
+        t.pull(7)  # no run was begun: a whole one needs no base
+        t.reload(7)
+        server.serves(0, "7")
+    with World("--state-dir", os.path.join(FOLDER, "state"), weights="step-00100") as server:
+        t = Trainer(server, "slime/xor-adler32")
+        os.makedirs(os.path.join(SOURCE, "weight_v000008"))
+        shutil.copy(os.path.join(STEPS, "step-01500.safetensors"),
+                    os.path.join(SOURCE, "weight_v000008", "model.safetensors"))
+        t.pull(0)
+        t.pull(8)
+        t.reload(8)
+        same(server.label(), "8", "label")
+
+
+with World() as s:
+    BASE = s.sums()["checksums"]
+catches_up()
+runs()
+faults()
+whole_versions()
+print(f"ok: {n_checks} checks")

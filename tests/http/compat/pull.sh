@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Trainers that publish deltas in directories: slime and Miles. Usage: as lib.sh says.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
+output=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/pull.py" "$BATON" "$MODEL" "$(realpath "$2")/delta" "$WORK") ||
+  fail "$output"
+echo "$output"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$output")
+done_testing

@@ -1,0 +1,44 @@
+/* Where the server is in the versions that a trainer publishes: which one is served, as the commit
+ * of which serial, and which one is pulled and waits for its commit. An update by other means ends
+ * it: what is served is then no version of the trainer's. */
+#ifndef BATON_WEIGHTS_DELTA_PULL_CHAIN_H
+#define BATON_WEIGHTS_DELTA_PULL_CHAIN_H
+
+#include "base/err.h"
+#include "weights/delta/pull.h"
+#include "weights/update/update.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { PULL_PATH_MAX = 4096 };
+
+struct pull_state {
+    enum pull_form form;
+    char source[PULL_PATH_MAX]; /* the directory with the versions; "": not known yet */
+    char name[PULL_PATH_MAX];   /* by which a request commits what is pulled; "": nothing was */
+    uint64_t version;           /* served; PULL_NO_VERSION: not known */
+    uint64_t serial;            /* of the store, under which it is served */
+    uint64_t ended;             /* with no such version: the one that was served before an update by
+                                   other means; PULL_NO_VERSION: there was none */
+
+    uint64_t pulled;                   /* waits for its commit; PULL_NO_VERSION: none does */
+    char update_id[UPDATE_ID_MAX + 1]; /* its update; "": nothing changes but the name */
+};
+
+struct pull_chain;
+
+/* pull_chain_new - no version is known. Errors: ERR_NO_MEMORY. */
+int pull_chain_new(struct pull_chain **out, struct err *e);
+void pull_chain_free(struct pull_chain *c); /* accepts NULL */
+
+/* pull_chain_is_named - is it this name by which what is pulled is committed? Threads: any. */
+bool pull_chain_is_named(struct pull_chain *c, const char *name);
+
+/* pull_chain_take - take the state, to change it: nobody else gets it until pull_chain_put, which
+ * may be on another thread. Threads: any. Blocks: no.
+ * Errors: ERR_CONFLICT (somebody has it: a pull or its commit is under way). */
+int pull_chain_take(struct pull_chain *c, struct pull_state *out, struct err *e);
+void pull_chain_put(struct pull_chain *c, const struct pull_state *state);
+
+#endif

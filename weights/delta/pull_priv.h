@@ -1,0 +1,116 @@
+/* What the readers of the forms share. */
+#ifndef BATON_WEIGHTS_DELTA_PULL_PRIV_H
+#define BATON_WEIGHTS_DELTA_PULL_PRIV_H
+
+#include "base/file_stamp.h"
+#include "base/json_reader.h"
+#include "base/names.h"
+#include "memory/hash.h"
+#include "weights/delta/pull.h"
+
+enum { PULL_FILE_NAME_MAX = 255, PULL_VALUE_MAX = 256 };
+
+enum pull_how {
+    PULL_WHOLE,    /* the file has the tensor's bytes */
+    PULL_XOR,      /* a zstd frame of new xor old */
+    PULL_OVERWRITE /* a zstd frame of a count, byte positions, and bytes, as slime has it */
+};
+
+/* What a version says of one tensor. */
+struct pull_change {
+    uint32_t index; /* of the model spec's tensor */
+    uint32_t file;  /* of the pull's files */
+    enum pull_how how;
+    uint64_t offset, nbytes;     /* of the payload, in the file */
+    char sum[HASH_TEXT_MAX + 1]; /* of the new tensor's bytes; "": none */
+    enum hash_kind hash;
+};
+
+struct pull_version {
+    uint64_t number;
+    bool whole;                  /* a checkpoint: it needs no version before it */
+    struct pull_change *changes; /* owned; [n] */
+    uint32_t n, cap;
+    uint32_t *of; /* owned; [the model spec's tensors]: number in `changes`, or UINT32_MAX */
+};
+
+struct pull_file {
+    int fd; /* owned */
+    struct file_stamp stamp;
+    uint64_t version;
+    char name[PULL_FILE_NAME_MAX + 1];
+};
+
+struct pull {
+    struct pull_cfg cfg;
+    struct pull_version *versions; /* owned; [n_versions], ascending */
+    uint32_t n_versions;
+    struct pull_file *files; /* owned; [n_files] */
+    uint32_t n_files;
+    struct tensor_list *list; /* owned; NULL: nothing changes */
+    uint32_t *index;          /* owned; [list->n_tensors]: of the model spec */
+};
+
+/* The head of a payload file. */
+struct pull_head {
+    struct tensor_list *list; /* owned */
+    uint64_t nbytes_head;
+    uint32_t file;                   /* of the pull's files */
+    char (*sums)[HASH_TEXT_MAX + 1]; /* owned; [list->n_tensors] what __metadata__ says of each; ""
+                                        for nothing, or if it is too long to be a hash */
+};
+
+/* pull_say_version - put "version 3: " before a message. Returns -1. */
+int pull_say_version(struct err *e, uint64_t version);
+
+/* pull_open_directory - open the directory of a version, to read and list it.
+ * Errors: ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_UNREADABLE. */
+int pull_open_directory(int *fd, const struct pull *p, uint64_t version, struct err *e);
+
+/* pull_read_text - read a file of a version's directory.
+ * @out  malloc'ed; NULL: there is none and `optional` is set
+ * Errors: ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_UNREADABLE, ERR_TOO_LARGE, ERR_NO_MEMORY. */
+int pull_read_text(char **out, size_t *len, const struct pull *p, int dirfd, const char *name,
+                   bool optional, struct err *e);
+
+/* pull_check_file_name - a plain name that ends in ".safetensors". Errors: ERR_BAD_REQUEST. */
+int pull_check_file_name(const char *name, struct err *e);
+
+/* pull_check_listed - is every file of the directory whose name ends in ".safetensors" listed?
+ * pull_list_files - adds them to `files` instead. Errors: ERR_BAD_REQUEST, ERR_UNREADABLE. */
+int pull_check_listed(int dirfd, const struct names *files, struct err *e);
+int pull_list_files(int dirfd, struct names *files, struct err *e);
+
+/* pull_open_file - open a payload file, add it to the pull's files, and read its head.
+ * Errors: as pull_read_text, and ERR_BAD_REQUEST as safetensors_parse. */
+int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char *name,
+                   uint64_t version, struct err *e);
+void pull_head_fini(struct pull_head *h); /* accepts a zeroed one */
+
+/* pull_add_change - add what a version says of a tensor; the frame's head is read and checked.
+ * What another file says of the same tensor must be the same bytes.
+ * Errors: ERR_BAD_REQUEST, ERR_UNREADABLE, ERR_NO_MEMORY. */
+int pull_add_change(struct pull *p, struct pull_version *v, const struct pull_change *c,
+                    struct err *e);
+
+/* pull_add_payload - the same for tensor i of a payload file, which a frame has to be: U8, of one
+ * dimension. @c  all but the place of the payload */
+int pull_add_payload(struct pull *p, struct pull_version *v, const struct pull_head *h, uint32_t i,
+                     struct pull_change c, struct err *e);
+
+/* pull_target - the model spec's tensor of a name in a delta. Errors: ERR_MISMATCH (unknown),
+ * ERR_BAD_REQUEST (fused or ignored: it has no bytes of its own here). */
+int pull_target(uint32_t *index, const struct pull *p, const char *name, struct err *e);
+
+/* pull_pread - read exactly so many bytes of a file. Errors: ERR_UNREADABLE. */
+int pull_pread(const struct pull_file *f, void *out, uint64_t nbytes, uint64_t offset,
+               struct err *e);
+
+/* The readers: read what version v->number says. Errors: those of pull_open. */
+int pull_read_slime(struct pull *p, struct pull_version *v, struct err *e);
+int pull_read_skyrl(struct pull *p, struct pull_version *v, struct err *e);
+
+/* pull_syntax - make an error of a JSON reader's failure. @name  of the file. Returns -1. */
+int pull_syntax(const struct json_reader *r, const char *name, struct err *e);
+
+#endif
