@@ -77,6 +77,8 @@ static void end_repair(struct fleet_control *fc, struct fleet_session *s, struct
 
     if (!part_has_finished(p))
         return;
+    if (p->two_phase)
+        fleet_expect_update(fleet_of(fc), p->upstream, p->update_id);
     serial = fleet_repair_version(fleet_of(fc), s->label, p->upstream, named);
     mtx_lock(&fc->lock);
     s->serial = serial;
