@@ -10,6 +10,8 @@
  * test_fleet_sim broken N FIRST LAST   the first of these seeds that notices rule N of
  *                                      sim/broken.h, which is broken
  *
+ * "staged" before the mode: of versions that this server keeps and hands over.
+ *
  * Processes with other seeds, or other parts, may run beside each other. The last line says how
  * many histories ran and which failed; the exit status is 1 if any did. A history that ends the
  * process is named too. */
@@ -30,13 +32,17 @@
 
 #include <cmocka.h>
 
+static bool staged; /* with a store of this server: seeds and fleets of its own */
+
 enum {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     SEEDS = 100,
     TURNS_STEP = 101, /* every so many turns */
+    STAGED_STEP = 401,
 #else
     SEEDS = 2000,
-    TURNS_STEP = 11,
+    TURNS_STEP = 13,
+    STAGED_STEP = 61,
 #endif
     BROKEN_SEEDS = 4000,
     NAME_MAX_LEN = 100,
@@ -88,14 +94,41 @@ static enum scenario random_cfg(struct world_cfg *cfg, uint64_t seed)
     cfg->yield_percent = sched_draw(20);
     cfg->event_percent = sched_chance(20) ? 0 : sched_draw(60);
     /* The other histories are those of before there were more. */
-    cfg->n_events = seed % 4 == 3 ? EVENTS : EVENTS_FIRST;
+    cfg->n_events = seed % 4 == 3 ? EVENTS_SECOND : EVENTS_FIRST;
+    cfg->n_failures = FAILURES_FIRST;
+    return scenario;
+}
+
+static enum scenario staged_cfg(struct world_cfg *cfg, uint64_t seed)
+{
+    bool mixed;
+    enum upstream_kind kind;
+    enum scenario scenario;
+
+    sched_begin(seed * 2 + 1, 0, false);
+    *cfg = (struct world_cfg){.seed = seed,
+                              .n_engines = 2 + sched_draw(2),
+                              .stage = sched_chance(60) ? STAGE_WINDOWS : STAGE_WHOLE,
+                              .recomputes = true,
+                              .n_events = EVENTS,
+                              .n_failures = FAILURES};
+    mixed = sched_chance(50);
+    kind = (enum upstream_kind)sched_draw(UPSTREAM_KINDS);
+    for (size_t i = 0; i < cfg->n_engines; i++)
+        cfg->kinds[i] = mixed ? (enum upstream_kind)sched_draw(UPSTREAM_KINDS) : kind;
+    scenario = (enum scenario)(HANDOFF + sched_draw(STAGE_SCENARIOS - HANDOFF));
+    cfg->min_ready = sched_draw((unsigned)cfg->n_engines);
+    cfg->pause_fenced = sched_chance(30);
+    cfg->fail_percent = sched_chance(30) ? 0 : sched_draw(15);
+    cfg->yield_percent = sched_draw(20);
+    cfg->event_percent = sched_chance(20) ? 0 : sched_draw(60);
     return scenario;
 }
 
 static int run_seed(uint64_t seed)
 {
     struct world_cfg cfg;
-    enum scenario scenario = random_cfg(&cfg, seed);
+    enum scenario scenario = staged ? staged_cfg(&cfg, seed) : random_cfg(&cfg, seed);
     const char *failed;
 
     (void)snprintf(history, sizeof history, "seed %llu", (unsigned long long)seed);
@@ -119,12 +152,15 @@ static const struct fleet_kinds {
     {3, {UPSTREAM_SGLANG, UPSTREAM_SGLANG, UPSTREAM_SGLANG}},
     {3, {UPSTREAM_BATON, UPSTREAM_BATON, UPSTREAM_BATON}},
     {3, {UPSTREAM_VLLM, UPSTREAM_SGLANG, UPSTREAM_BATON}},
+    {2, {UPSTREAM_VLLM, UPSTREAM_SGLANG}},
 };
 
 static unsigned n_histories;
 
-static int run_at(const struct fleet_kinds *f, enum scenario scenario, size_t min_ready,
-                  uint64_t turn, enum event event, enum failure failure)
+/* @scenario  with a store of this server: of windows, or STAGE_SCENARIOS more for a whole version
+ */
+static int run_at(const struct fleet_kinds *f, int scenario, size_t min_ready, uint64_t turn,
+                  enum event event, enum failure failure)
 {
     struct world_cfg cfg = {.n_engines = f->n,
                             .min_ready = min_ready,
@@ -135,9 +171,11 @@ static int run_at(const struct fleet_kinds *f, enum scenario scenario, size_t mi
     const char *failed;
 
     memcpy(cfg.kinds, f->kinds, sizeof cfg.kinds);
+    if (staged)
+        cfg.stage = scenario < STAGE_SCENARIOS ? STAGE_WINDOWS : STAGE_WHOLE;
     (void)snprintf(history, sizeof history, "at %zu %d %zu %llu %d %d", (size_t)(f - fleets),
-                   (int)scenario, min_ready, (unsigned long long)turn, (int)event, (int)failure);
-    failed = world_history(&cfg, scenario);
+                   scenario, min_ready, (unsigned long long)turn, (int)event, (int)failure);
+    failed = world_history(&cfg, (enum scenario)(scenario % STAGE_SCENARIOS));
     n_histories++;
     if (failed == NULL)
         return 0;
@@ -146,7 +184,7 @@ static int run_at(const struct fleet_kinds *f, enum scenario scenario, size_t mi
 }
 
 /* Returns: how many failed. */
-static unsigned run_turns(const struct fleet_kinds *f, enum scenario scenario, size_t min_ready,
+static unsigned run_turns(const struct fleet_kinds *f, int scenario, size_t min_ready,
                           unsigned step)
 {
     unsigned n_failed = run_at(f, scenario, min_ready, 0, EVENT_NONE, FAIL_NOT) != 0;
@@ -162,18 +200,19 @@ static unsigned run_turns(const struct fleet_kinds *f, enum scenario scenario, s
     return n_failed;
 }
 
-/* @step    every so many turns only; those of a fleet of another size begin elsewhere
+/* @step    every so many turns only
  * @k, @of  the kth part of so many */
 static unsigned run_all_turns(unsigned step, uint64_t k, uint64_t of)
 {
+    int first = staged ? HANDOFF : 0, end = staged ? 2 * STAGE_SCENARIOS : SCENARIOS;
     unsigned n_failed = 0;
     uint64_t n = 0;
 
     for (size_t f = 0; f < sizeof fleets / sizeof fleets[0]; f++)
-        for (int scenario = 0; scenario < SCENARIOS; scenario++)
+        for (int scenario = first; scenario < end; scenario++)
             for (size_t min_ready = 0; min_ready < 2; min_ready++)
-                if (n++ % of == k)
-                    n_failed += run_turns(&fleets[f], (enum scenario)scenario, min_ready, step);
+                if (scenario % STAGE_SCENARIOS >= first && n++ % of == k)
+                    n_failed += run_turns(&fleets[f], scenario, min_ready, step);
     return n_failed;
 }
 
@@ -207,12 +246,32 @@ static void test_anything_at_any_moment(void **state)
         assert_int_equal(run_seed(found[i]), 0);
 }
 
+static void test_every_event_at_turns_of_a_handoff(void **state)
+{
+    (void)state;
+    staged = true;
+    n_histories = 0;
+    assert_int_equal(run_all_turns(STAGED_STEP, 0, 1), 0);
+    staged = false;
+    print_message("%u histories\n", n_histories);
+}
+
+static void test_anything_at_any_moment_of_handoffs(void **state)
+{
+    (void)state;
+    staged = true;
+    for (uint64_t seed = 1; seed <= SEEDS / 2; seed++)
+        assert_int_equal(run_seed(seed), 0);
+    staged = false;
+}
+
 /* Returns: the first seed that notices it; 0: none does. */
 static uint64_t find_broken(enum broken rule, uint64_t first, uint64_t last)
 {
     uint64_t seed = first;
 
     broken = rule;
+    staged = staged || rule >= BROKENS_STAGE;
     while (seed <= last && run_seed(seed) == 0)
         seed++;
     broken = BROKEN_NOT;
@@ -270,16 +329,21 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_event_at_turns_of_everything),
         cmocka_unit_test(test_anything_at_any_moment),
+        cmocka_unit_test(test_every_event_at_turns_of_a_handoff),
+        cmocka_unit_test(test_anything_at_any_moment_of_handoffs),
         cmocka_unit_test(test_each_rule_that_is_broken_is_noticed),
     };
 
     name_what_ends();
+    staged = argc > 1 && strcmp(argv[1], "staged") == 0;
+    argc -= staged;
+    argv += staged;
     if (argc > 2 && strcmp(argv[1], "random") == 0)
         return run_random(argc > 3 ? number(argv[3]) : 1, number(argv[2]));
     if (argc > 2 && strcmp(argv[1], "seed") == 0)
         return run_seed(number(argv[2])) != 0;
     if (argc > 7 && strcmp(argv[1], "at") == 0)
-        return run_at(&fleets[number(argv[2])], (enum scenario)number(argv[3]), number(argv[4]),
+        return run_at(&fleets[number(argv[2])], (int)number(argv[3]), number(argv[4]),
                       number(argv[5]), (enum event)number(argv[6]),
                       (enum failure)number(argv[7])) != 0;
     if (argc > 4 && strcmp(argv[1], "broken") == 0)

@@ -2,6 +2,7 @@
 
 #include "tests/unit/fleet/sim/check.h"
 #include "tests/unit/fleet/sim/sched.h"
+#include "tests/unit/fleet/sim/stage.h"
 
 #include "fleet/ask/fleet_label.h"
 #include "fleet/ask/fleet_lora_load.h"
@@ -16,8 +17,7 @@ enum {
     LEASE_S = 40,
     ASK_US = 400000000, /* the longest: a sleep, behind another operation */
     LATER_US = 4000000,
-    RECOVER_N = 30,
-    HEALING_UPDATES_MAX = 8 /* more than a history needs in the end */
+    RECOVER_N = 30
 };
 
 struct order {
@@ -26,7 +26,7 @@ struct order {
     struct engine *engine;
 };
 
-static struct ask *ask_begin(const char *what, uint64_t limit_us)
+struct ask *ask_begin(const char *what, uint64_t limit_us)
 {
     size_t i = 0;
 
@@ -37,7 +37,7 @@ static struct ask *ask_begin(const char *what, uint64_t limit_us)
     return &world.asks[i];
 }
 
-static void ask_end(struct ask *a)
+void ask_end(struct ask *a)
 {
     a->what = NULL;
 }
@@ -217,12 +217,31 @@ static void run_second_update(struct order *o)
     struct fleet_session *s;
 
     (void)o;
-    if (world.target + HEALING_UPDATES_MAX >= TARGETS_MAX)
+    if (world.target + TARGETS_KEPT >= TARGETS_MAX)
         return;
     s = start_update(++world.target);
     if (s != NULL)
         abort_update(s, false);
     fleet_unref(world.fc, s);
+}
+
+static void run_commit(struct order *o)
+{
+    (void)o;
+    stage_commit(true);
+}
+
+void ask_commit(void)
+{
+    order(run_commit, 0, NULL);
+}
+
+/* One that does not wait, and one that does. */
+static void run_commits(struct order *o)
+{
+    if (world.target + TARGETS_KEPT >= TARGETS_MAX)
+        return;
+    stage_commit(o->argument != 0);
 }
 
 /* ---- pause, sleep ---- */
@@ -422,7 +441,7 @@ static void run_abort_requests(struct order *o)
 static void rename_version(void)
 {
     char label[32];
-    struct fleet_label_request req = {.label = label};
+    struct fleet_label_request req = {.label = label, .arg = label};
     fleet_results_auto results = {0};
     struct err e = {0};
     uint64_t serial;
@@ -431,6 +450,8 @@ static void rename_version(void)
     if (version == TORN)
         return;
     (void)snprintf(label, sizeof label, "v%d.%d", version, ++world.n_names);
+    if (world.cfg.stage != STAGE_NOT)
+        req.record = stage_rename;
     (void)fleet_label_all(world.fc, &req, &results, &serial, &e);
     world_trace("name %s: %s", label, e.code == ERR_NONE ? "done" : e.msg);
 }
@@ -450,6 +471,13 @@ static void run_rename(struct order *o)
 }
 
 /* ---- which ---- */
+
+/* Until what is missing was given, most often. */
+static void run_wait(struct order *o)
+{
+    (void)o;
+    sched_sleep(8000000);
+}
 
 void ask_event(enum event event, struct engine *g)
 {
@@ -479,10 +507,18 @@ void ask_event(enum event event, struct engine *g)
         order(run_rename, 0, NULL);
         break;
     case EVENT_ABORT:
-        order(run_abort, world.turn % 2 == 0, NULL);
+        if (world.cfg.stage == STAGE_NOT) /* nobody can abort what this server does */
+            order(run_abort, world.turn % 2 == 0, NULL);
         break;
     case EVENT_SECOND_UPDATE:
-        order(run_second_update, 0, NULL);
+        if (world.cfg.stage == STAGE_NOT)
+            order(run_second_update, 0, NULL);
+        else
+            order(run_commits, 0, NULL);
+        break;
+    case EVENT_COMMIT:
+        if (world.cfg.stage != STAGE_NOT)
+            order(run_commits, 1, NULL);
         break;
     case EVENT_ADAPTER:
         order(run_adapter, 0, NULL);
@@ -515,6 +551,21 @@ void ask_scenario(enum scenario scenario)
         break;
     case LEAVE:
         order(run_leave, 0, last);
+        break;
+    case HANDOFF_OF_TWO:
+        order(run_commits, 1, NULL);
+        order(run_commits, 1, NULL);
+        break;
+    case HANDOFF:
+        order(run_commits, 1, NULL);
+        break;
+    case REPAIR:
+        world_happens(EVENT_RESTART, last);
+        order(run_wait, 0, NULL);
+        break;
+    case REPAIR_JOIN:
+        order(run_join, 0, last);
+        order(run_wait, 0, NULL);
         break;
     default:
         order(run_adapter, 0, NULL);

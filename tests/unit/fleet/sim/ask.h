@@ -14,4 +14,11 @@ void ask_update(unsigned n_chunks);
 void ask_recover(void);
 bool ask_all_ended(void);
 
+/* ask_commit - of a version that this server hands over. ask_join - the last engine. */
+void ask_commit(void);
+
+/* ask_begin - a request that has to end within this time. ask_end - it has. */
+struct ask *ask_begin(const char *what, uint64_t limit_us);
+void ask_end(struct ask *a);
+
 #endif

@@ -1,9 +1,13 @@
 #include "tests/unit/fleet/sim/broken.h"
 
+#include "fleet/handoff/handoff_request.h"
 #include "fleet/members/fleet_priv.h"
+#include "fleet/proof/fleet_proof.h"
 #include "fleet/update/fleet_update_priv.h"
 #include "fleet/want/fleet_cache.h"
 #include "fleet/want/fleet_reconcile.h"
+
+#include <string.h>
 
 enum broken broken;
 
@@ -35,6 +39,14 @@ __typeof__(fleet_pause_drive) __wrap_fleet_pause_drive, __real_fleet_pause_drive
 __typeof__(fleet_sleep_drive) __wrap_fleet_sleep_drive, __real_fleet_sleep_drive;
 __typeof__(fleet_own_updates_drive) __wrap_fleet_own_updates_drive, __real_fleet_own_updates_drive;
 __typeof__(fleet_needs) __wrap_fleet_needs, __real_fleet_needs;
+
+__typeof__(window_reader_has_window) __wrap_window_reader_has_window,
+    __real_window_reader_has_window;
+__typeof__(window_reader_has_ended) __wrap_window_reader_has_ended, __real_window_reader_has_ended;
+__typeof__(handoff_request_send) __wrap_handoff_request_send, __real_handoff_request_send;
+__typeof__(fleet_proof_is_beyond_repair) __wrap_fleet_proof_is_beyond_repair,
+    __real_fleet_proof_is_beyond_repair;
+__typeof__(fleet_start_update) __wrap_fleet_start_update, __real_fleet_start_update;
 
 void __wrap_have_doubt(struct engine_have *have, enum api_op op, const struct api_args *args,
                        struct have_before *before)
@@ -210,4 +222,44 @@ bool __wrap_fleet_needs(struct fleet *f, struct upstream *upstream, enum fleet_n
            !(broken == BROKEN_ROW_ADAPTERS && which == NEED_ADAPTERS) &&
            !(broken == BROKEN_ROW_NAME && which == NEED_NAME) &&
            __real_fleet_needs(f, upstream, which);
+}
+
+bool __wrap_window_reader_has_window(const struct window_reader *r)
+{
+    return broken != BROKEN_READERS && __real_window_reader_has_window(r);
+}
+
+bool __wrap_window_reader_has_ended(const struct window_reader *r, const struct upstream_info *info)
+{
+    return broken == BROKEN_ENDED || __real_window_reader_has_ended(r, info);
+}
+
+int __wrap_handoff_request_send(struct handoff_request *r, struct err *e)
+{
+    const struct tensor_list *list = r->tensors.list;
+    int rc;
+
+    if (broken == BROKEN_WINDOW && list->tensors[0].name[0] == '2')
+        return 0;
+    rc = __real_handoff_request_send(r, e);
+    if (broken == BROKEN_MAPPED && rc != 0)
+        memset(r->mapped, 0, sizeof r->mapped);
+    return rc;
+}
+
+bool __wrap_fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *upstream)
+{
+    return broken == BROKEN_REPAIR || __real_fleet_proof_is_beyond_repair(fc, upstream);
+}
+
+int __wrap_fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
+                              struct fleet_session **out, struct fleet_results *replies,
+                              struct err *e)
+{
+    static uint64_t last;
+
+    if (broken == BROKEN_AGAIN && req->handoff > 0 && !req->repair && req->handoff == last)
+        return err_set(e, ERR_CONFLICT, "", "it was tried");
+    last = req->handoff;
+    return __real_fleet_start_update(fc, req, out, replies, e);
 }

@@ -38,6 +38,16 @@ enum broken {
     BROKEN_ROW_CACHES,
     BROKEN_ROW_ADAPTERS,
     BROKEN_ROW_NAME,
+    /* Of the hand-off: */
+    BROKENS_STAGE,
+    BROKEN_PIN = BROKENS_STAGE, /* a version is not kept while it is read */
+    BROKEN_COPY,                /* a window is sent before it is copied */
+    BROKEN_READERS,             /* ... and written while an SGLang reads it */
+    BROKEN_MAPPED,              /* an SGLang whose answer was lost counts as one without a window */
+    BROKEN_ENDED,               /* ... and so does one that keeps it */
+    BROKEN_WINDOW,              /* the last window is not sent */
+    BROKEN_REPAIR,              /* an engine without the version is not repaired */
+    BROKEN_AGAIN,               /* what was not handed over is not tried again */
     BROKENS
 };
 

@@ -92,6 +92,16 @@ bool check_is_removed(const struct engine *g)
     return u == NULL || upstream_is_removed(u);
 }
 
+bool check_is_fenced(const struct engine *g)
+{
+    struct upstream *u = world_upstream(g);
+    struct upstream_info info = {.fenced = false};
+
+    if (u != NULL)
+        fleet_info(world.fleet, u, &info);
+    return info.fenced;
+}
+
 /* ... and of that update, if it was added again meanwhile. */
 static bool has_left(const struct engine *g)
 {
@@ -116,8 +126,8 @@ void check_token(struct engine *g, bool held)
 
     if (!is_known(g) || (held && (g->stray == g->process || has_left(g))))
         return;
-    if (version == TORN && held && g->dropped)
-        return; /* a sleep of level 2 ends what it holds, or spoils it */
+    if (held && ((version == TORN && g->dropped) || version == FOREIGN))
+        return; /* a sleep of level 2, or another client, spoils what it holds */
     if (version == TORN)
         check_fail("I8: %s makes tokens of weights of no version", name_of(g));
     else if (engine_overwrites(g) && fleet != TORN && version > fleet)
@@ -185,7 +195,7 @@ void check_resume(const struct engine *g)
         check_fail("I8: %s is resumed before its update has ended", name_of(g));
     else if (version == TORN && !g->dropped)
         check_fail("I8: %s is resumed with weights of no version", name_of(g));
-    else if (world_version() != TORN && version > world_version())
+    else if (world_version() != TORN && version > world_version() && version != FOREIGN)
         check_fail("I9: %s is resumed with v%d, and the fleet has v%d", name_of(g), version,
                    world_version());
 }

@@ -29,6 +29,7 @@ size_t check_index_of(const struct engine *g);
 uint64_t check_turn(void);
 unsigned check_accepted(int target); /* the chunks of this update that the fleet has taken */
 bool check_is_removed(const struct engine *g);
+bool check_is_fenced(const struct engine *g);
 bool check_is_open(int target); /* this update, still */
 bool check_runs_request(const struct engine *g);
 void check_token(struct engine *g, bool held); /* it makes one */

@@ -64,6 +64,7 @@ struct engine {
     uint64_t marked_at;  /* turn of its last marker or start */
     unsigned last_sent;  /* tensors: a bit for each chunk that came ... */
     int last_target;     /* ... of this update */
+    unsigned attempt;    /* ... of those of this server */
     unsigned stray;      /* process that got tensors before it was seen */
     bool was_removed;    /* since it was started */
     int left;            /* the update that was open when it was removed: it gets the rest of that,
@@ -94,7 +95,9 @@ void engine_ask(struct engine *g, const char *path, const char *body, struct rep
 /* engine_token - a request of a client, or a probe; it is held if the engine stands still. */
 void engine_token(struct engine *g, bool of_client);
 
-/* engine_take_part - of tensors: they came in part, and the rest will not. */
+/* engine_take - tensors of this update; @attempt  of this server's own; 0: of a trainer.
+ * engine_take_part - of tensors: they came in part, and the rest will not. */
+void engine_take(struct engine *g, int target, unsigned attempt, unsigned chunk);
 void engine_take_part(struct engine *g);
 
 /* engine_name - of its process of this number. */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WAY_US = 1000, WAY_MAX_US = 20000 };
+enum { WAY_US = 1000, WAY_MAX_US = 20000, LATE_US = 5000000 };
 
 struct http_call {
     struct http_events events;
@@ -172,6 +172,10 @@ static void on_answer(void *arg)
     struct http_head head = {.status = c->reply.status, .content_length = -1};
     enum failure f = world_at_turn(c->engine, API_OPS);
 
+    if (f == FAIL_LATE) {
+        sched_after(LATE_US, on_answer, c);
+        return;
+    }
     world_trace("answer of %zu to %s: %d%s", check_index_of(c->engine), c->path, c->reply.status,
                 c->lost || f != FAIL_NOT || c->process != c->engine->process ? ", lost" : "");
     if (f == FAIL_HANGS_DONE)
@@ -259,6 +263,10 @@ static void on_arrival(void *arg)
     if (!g->up) {
         end(c, HTTP_UNREACHABLE, false);
         world_note_down(g);
+        return;
+    }
+    if (f == FAIL_LATE) {
+        sched_after(LATE_US, on_arrival, c);
         return;
     }
     world_trace("%s at %zu%s %s", c->path, check_index_of(g), f != FAIL_NOT ? ": it fails" : "",

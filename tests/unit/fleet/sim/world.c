@@ -3,6 +3,7 @@
 #include "tests/unit/fleet/sim/ask.h"
 #include "tests/unit/fleet/sim/check.h"
 #include "tests/unit/fleet/sim/sched.h"
+#include "tests/unit/fleet/sim/stage.h"
 
 #include "base/log.h"
 
@@ -14,6 +15,7 @@
 
 enum {
     AWAY_US = 3500000,  /* of an engine that restarts: a probe in between is refused */
+    GONE_US = 20000000, /* ... for long */
     HEAL_US = 70000000, /* the longest between two attempts is 30 s */
     STEPS_MAX = 400000
 };
@@ -135,6 +137,8 @@ static void open_fleet(size_t n_joined)
     control.blocking = control.executor;
     rc = fleet_control_new(&world.fc, &control, &e);
     assert(rc == 0);
+    if (world.cfg.stage != STAGE_NOT)
+        stage_open(world.fc);
     rc = upstreams_start(world.upstreams, &e);
     assert(rc == 0);
     fleet_control_watch(world.fc);
@@ -184,6 +188,21 @@ static void restart_at_once(struct engine *g)
     engine_start(g);
 }
 
+/* Not into an update of ours: others are told not to. It is known when it is reported. */
+static void push_foreign(struct engine *g)
+{
+    const struct fleet_locks *locks = &world.fc->locks;
+
+    if (!g->up || g->open || g->n_queries > 0 || world.fc->session != NULL ||
+        world.fc->starting != NULL || locks->op.operation != NULL ||
+        locks->abort.operation != NULL || check_is_removed(g))
+        return;
+    g->weights = FOREIGN;
+    g->chunks = 0;
+    g->seen = 0;
+    (void)snprintf(g->label, sizeof g->label, "v%d", FOREIGN);
+}
+
 void world_happens(enum event event, struct engine *g)
 {
     world_trace("happens: %d at %zu", (int)event, check_index_of(g));
@@ -193,6 +212,12 @@ void world_happens(enum event event, struct engine *g)
         break;
     case EVENT_REPLACED:
         restart_at_once(g);
+        break;
+    case EVENT_GONE:
+        world_restart(g, GONE_US);
+        break;
+    case EVENT_FOREIGN:
+        push_foreign(g);
         break;
     case EVENT_SILENCE:
         world.silent = true;
@@ -223,7 +248,7 @@ enum failure world_at_turn(struct engine *g, enum api_op op)
     if (!sched_chance(cfg->fail_percent))
         return FAIL_NOT;
     (void)op;
-    return (enum failure)(1 + sched_draw(FAILURES - 1));
+    return (enum failure)(1 + sched_draw(cfg->n_failures - 1));
 }
 
 /* ---- a history ---- */
@@ -278,6 +303,8 @@ static bool is_right(const struct engine *g, bool pushed)
 
 static bool all_are_right(bool pushed)
 {
+    if (world.cfg.stage != STAGE_NOT && world.target > 0 && world_version() != world.target)
+        return false;
     for (size_t i = 0; i < world.n_engines; i++)
         if (!is_right(&world.engines[i], pushed))
             return false;
@@ -297,6 +324,8 @@ static bool needs_push(const struct upstream *u)
 {
     unsigned by_push = OUT_WRONG_WEIGHTS | REASON_BIT(REASON_ASLEEP) | REASON_BIT(REASON_DOWN);
 
+    if (world.cfg.stage != STAGE_NOT) /* then a push is this server's */
+        by_push = REASON_BIT(REASON_ASLEEP) | REASON_BIT(REASON_DOWN);
     if (fleet_awaits_name(u)) /* it has the version, and is given its last name */
         by_push &= ~REASON_BIT(REASON_OTHER_WEIGHTS);
     return (u->out & by_push) != 0;
@@ -316,6 +345,15 @@ static void tell_wrong(const char *when, const struct engine *g)
                g->open ? ", open" : "", g->seen != g->process ? ", not seen" : "");
 }
 
+/* Then it, and with it the next version, has to wait for a person. */
+static bool keeps_window(void)
+{
+    for (size_t i = 0; i < world.n_engines; i++)
+        if (stage_keeps_window(&world.engines[i]))
+            return true;
+    return false;
+}
+
 /* What needs no push is right by itself. */
 static void check_healed(const char *when, bool pushed)
 {
@@ -323,7 +361,7 @@ static void check_healed(const char *when, bool pushed)
         const struct engine *g = &world.engines[i];
         const struct upstream *u = world_upstream(g);
 
-        if (!is_right(g, pushed) && (pushed || !needs_push(u)))
+        if (!is_right(g, pushed) && (pushed || !(needs_push(u) || keeps_window())))
             tell_wrong(when, g);
     }
 }
@@ -336,12 +374,13 @@ static void restart_hidden(void)
         const struct upstream *u = world_upstream(g);
 
         if (u != NULL && !is_right(g, false) && g->kind == UPSTREAM_SGLANG &&
-            (g->weights_asleep || g->kv_asleep || fleet_may_sleep(world.fleet, u)))
+            (g->weights_asleep || g->kv_asleep || fleet_may_sleep(world.fleet, u) ||
+             stage_keeps_window(g)))
             world_restart(g, AWAY_US);
     }
 }
 
-static void heal(void)
+static void recover(void)
 {
     world.quiet = true;
     world.silent = false;
@@ -351,6 +390,29 @@ static void heal(void)
     run_until_right(HEAL_US, false);
     check_healed("without a push", false);
     restart_hidden();
+}
+
+/* What is committed gets everywhere, and so does the next version. */
+static void heal_staged(void)
+{
+    recover();
+    run_until_right(HEAL_US, true);
+    check_healed("without another version", true);
+    if (check_failed() == NULL && world.target > 0 && world_version() != world.target)
+        check_fail("I11: v%d is committed, and the fleet has v%d", world.target, world_version());
+    if (check_failed() != NULL)
+        return;
+    ask_commit();
+    run_asks();
+    run_until_right(HEAL_US / 4, true);
+    check_healed("after another version", true);
+    if (check_failed() == NULL && world_version() != world.target)
+        check_fail("I11: v%d is committed, the fleet has v%d", world.target, world_version());
+}
+
+static void heal(void)
+{
+    recover();
     run_until_right(5000000, false);
     for (int n = 0; n < 3 && check_failed() == NULL && (n == 0 || !all_are_right(true)); n++) {
         ask_update(CHUNKS);
@@ -363,9 +425,13 @@ static void heal(void)
 static void close_fleet(void)
 {
     upstreams_stop(world.upstreams);
+    if (world.cfg.stage != STAGE_NOT)
+        stage_stop();
     while (sched_n_jobs() > 0 && sched_step())
         continue;
     upstreams_free(world.upstreams);
+    if (world.cfg.stage != STAGE_NOT)
+        stage_close();
     fleet_control_free(world.fc);
 }
 
@@ -376,6 +442,7 @@ const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
     n_steps = 0;
     check_begin();
     ask_begin_history();
+    stage_begin();
     sched_begin(cfg->seed, cfg->yield_percent, cfg->seed == 0);
     for (size_t i = 0; i < cfg->n_engines; i++) {
         world.engines[i].kind = cfg->kinds[i];
@@ -384,18 +451,24 @@ const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
         world.engines[i].seen = world.engines[i].process;
         world.engines[i].caches = (struct caches){0}; /* of an earlier server: of no version here */
     }
-    open_fleet(cfg->n_engines - (scenario == JOIN));
+    open_fleet(cfg->n_engines - (scenario == JOIN || scenario == REPAIR_JOIN));
     run_until_right(10000000, true);
     check_healed("at the start", true);
+    if (scenario >= REPAIR) { /* of what was handed over */
+        ask_commit();
+        run_asks();
+        run_until_right(10000000, true);
+    }
     world.turn = 0;
     world.quiet = false;
     ask_scenario(scenario);
     run_asks();
     n_turns = world.turn;
-    if (check_failed() == NULL)
+    if (check_failed() == NULL && world.cfg.stage != STAGE_NOT)
+        heal_staged();
+    else if (check_failed() == NULL)
         heal();
-    if (check_failed() != NULL)
-        return check_failed();
-    close_fleet();
-    return NULL;
+    if (check_failed() == NULL)
+        close_fleet();
+    return check_failed();
 }

@@ -13,7 +13,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ENGINES_MAX = 4, TARGETS_MAX = 32, CHUNKS = 2, ASKS_MAX = 32 };
+enum {
+    ENGINES_MAX = 4,
+    TARGETS_MAX = 32,
+    TARGETS_KEPT = 8, /* of them for the end of a history: more than that needs */
+    FOREIGN = 99,     /* version of another client */
+    CHUNKS = 2,
+    ASKS_MAX = 32
+};
+
+/* Does this server keep versions, and hand them over: whole, or through windows? */
+enum stage { STAGE_NOT, STAGE_WHOLE, STAGE_WINDOWS };
 
 /* How a request fails. DONE: it was executed all the same. */
 enum failure {
@@ -27,7 +37,9 @@ enum failure {
     FAIL_LOST_PART, /* of tensors */
     FAIL_HANGS,
     FAIL_HANGS_DONE,
-    FAILURES
+    FAIL_LATE, /* it takes its time */
+    FAILURES,
+    FAILURES_FIRST = FAIL_LATE
 };
 
 /* What happens at a moment. */
@@ -49,11 +61,29 @@ enum event {
     EVENT_ABORT_REQUESTS,
     EVENT_RENAME,
     EVENT_SLEEP_2, /* of level 2: weights are dropped */
+    EVENT_GONE,    /* as RESTART, for long */
+    EVENT_FOREIGN, /* another client pushes a version of its own */
+    EVENT_COMMIT,  /* with a store of this server: the next version */
     EVENTS,
-    EVENTS_FIRST = EVENT_RENAME
+    EVENTS_FIRST = EVENT_RENAME,
+    EVENTS_SECOND = EVENT_GONE
 };
 
-enum scenario { UPDATE, UPDATE_OF_TWO, PAUSE, SLEEP, JOIN, LEAVE, ADAPTER, SCENARIOS };
+enum scenario {
+    UPDATE,
+    UPDATE_OF_TWO,
+    PAUSE,
+    SLEEP,
+    JOIN,
+    LEAVE,
+    ADAPTER,
+    SCENARIOS,
+    HANDOFF = SCENARIOS,
+    HANDOFF_OF_TWO,
+    REPAIR,      /* of one that was restarted */
+    REPAIR_JOIN, /* ... that joins */
+    STAGE_SCENARIOS
+};
 
 /* A request of the trainer's, or of an operator's. */
 struct ask {
@@ -68,7 +98,8 @@ struct world_cfg {
     size_t min_ready; /* 0: all */
     bool recomputes, pause_fenced;
     unsigned fail_percent, yield_percent, event_percent;
-    unsigned n_events; /* the first of them that may happen */
+    unsigned n_events, n_failures; /* the first of them that may happen */
+    enum stage stage;
 
     uint64_t at_turn; /* then this happens, or this failure; 0: never */
     enum event event;
@@ -88,6 +119,7 @@ extern struct world {
 
     int target; /* the last update that a trainer began */
     unsigned accepted[TARGETS_MAX], sent[TARGETS_MAX][CHUNKS];
+    unsigned got[TARGETS_MAX];        /* a bit for each engine that got all of it, once */
     uint64_t first_byte[TARGETS_MAX]; /* turn */
     int newest;                       /* version that clients have seen */
     uint64_t serial;                  /* the highest */
