@@ -10,14 +10,20 @@
  * test_fleet_sim broken N FIRST LAST   the first of these seeds that notices rule N of
  *                                      sim/broken.h, which is broken
  *
- * "staged" before the mode: of versions that this server keeps and hands over.
+ * test_fleet_sim [PATTERN]          the tests whose names match
+ *
+ * "staged" before the mode: of versions that this server keeps and hands over. The whole is
+ * "turns" and "staged turns", which take some hours of one core each, and as many seeds of both
+ * kinds as there is time for.
  *
  * Processes with other seeds, or other parts, may run beside each other. The last line says how
  * many histories ran and which failed; the exit status is 1 if any did. A history that ends the
  * process is named too. */
+#include "tests/unit/fleet/sim/ask.h"
 #include "tests/unit/fleet/sim/broken.h"
 #include "tests/unit/fleet/sim/check.h"
 #include "tests/unit/fleet/sim/sched.h"
+#include "tests/unit/fleet/sim/stage.h"
 #include "tests/unit/fleet/sim/world.h"
 
 #include <setjmp.h>
@@ -120,6 +126,7 @@ static enum scenario staged_cfg(struct world_cfg *cfg, uint64_t seed)
     cfg->min_ready = sched_draw((unsigned)cfg->n_engines);
     cfg->pause_fenced = sched_chance(30);
     cfg->fail_percent = sched_chance(30) ? 0 : sched_draw(15);
+    cfg->memory_percent = sched_chance(80) ? 0 : 1 + sched_draw(10);
     cfg->yield_percent = sched_draw(20);
     cfg->event_percent = sched_chance(20) ? 0 : sched_draw(60);
     return scenario;
@@ -265,6 +272,92 @@ static void test_anything_at_any_moment_of_handoffs(void **state)
     staged = false;
 }
 
+/* ---- what is known to happen ---- */
+
+/* vLLMs that do what they are asked for, and a version that is handed over whole. */
+static void open_stage(size_t n, size_t min_ready)
+{
+    const struct world_cfg cfg = {.n_engines = n,
+                                  .kinds = {UPSTREAM_VLLM, UPSTREAM_VLLM, UPSTREAM_VLLM},
+                                  .min_ready = min_ready,
+                                  .recomputes = true,
+                                  .stage = STAGE_WHOLE};
+
+    world_open(&cfg, n);
+}
+
+static void close_stage(void)
+{
+    const char *failed;
+
+    for (size_t i = 0; i < world.n_engines; i++)
+        world.engines[i].refuses = 0;
+    world_run(30000000);
+    for (size_t i = 0; i < world.n_engines; i++)
+        assert_true(world_is_right(&world.engines[i]));
+    failed = world_close();
+    if (failed != NULL)
+        fail_msg("%s", failed);
+}
+
+/* The delay after each failure is twice the one before, up to ten seconds. */
+static void test_a_repair_that_fails_is_tried_less_often(void **state)
+{
+    unsigned n;
+
+    (void)state;
+    open_stage(3, 1);
+    world.engines[0].refuses = 1u << API_UPDATE_WEIGHTS;
+    stage_commit(false);
+    world_run(60000000);
+    n = world.engines[0].n_asked[API_UPDATE_WEIGHTS];
+    close_stage();
+    assert_in_range(n, 9, 13);
+}
+
+static void test_an_engine_that_failed_less_often_is_repaired_first(void **state)
+{
+    const unsigned *n_tries = &world.engines[0].n_asked[API_UPDATE_WEIGHTS];
+    unsigned n, n_meanwhile;
+
+    (void)state;
+    open_stage(3, 1);
+    world.engines[0].refuses = 1u << API_UPDATE_WEIGHTS;
+    stage_commit(false);
+    world_run(60000000);
+    world_happens(EVENT_REPLACED, &world.engines[1]);
+    for (size_t i = 0; i < 2; i++) /* both are due when it was noticed */
+        fleet_engine(world_upstream(&world.engines[i]))->repair.due_us = clock_after_us(3000000);
+    n = *n_tries;
+    while (!world_is_right(&world.engines[1]) && check_failed() == NULL)
+        world_run(10000);
+    n_meanwhile = *n_tries - n;
+    world_run(1000000);
+    n = *n_tries - n;
+    close_stage();
+    assert_int_equal(n_meanwhile, 0);
+    assert_int_equal(n, 1);
+}
+
+/* Whichever step fails. */
+static void test_a_version_that_too_few_engines_got_is_an_error(void **state)
+{
+    static const enum api_op ops[] = {API_PAUSE, API_UPDATE_WEIGHTS, API_FINISH_UPDATE, API_RESUME};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        open_stage(2, 2);
+        world.engines[1].refuses = 1u << ops[i];
+        ask_commit();
+        while (!ask_all_ended() && check_failed() == NULL)
+            world_run(10000);
+        assert_int_equal(stage_answer()->code, ERR_NOT_HANDED_OVER);
+        assert_non_null(strstr(stage_answer()->msg, "committed here"));
+        assert_true(world.engines[1].n_asked[ops[i]] > 0);
+        close_stage();
+    }
+}
+
 /* Returns: the first seed that notices it; 0: none does. */
 static uint64_t find_broken(enum broken rule, uint64_t first, uint64_t last)
 {
@@ -331,6 +424,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_anything_at_any_moment),
         cmocka_unit_test(test_every_event_at_turns_of_a_handoff),
         cmocka_unit_test(test_anything_at_any_moment_of_handoffs),
+        cmocka_unit_test(test_a_repair_that_fails_is_tried_less_often),
+        cmocka_unit_test(test_an_engine_that_failed_less_often_is_repaired_first),
+        cmocka_unit_test(test_a_version_that_too_few_engines_got_is_an_error),
         cmocka_unit_test(test_each_rule_that_is_broken_is_noticed),
     };
 
@@ -350,5 +446,6 @@ int main(int argc, char **argv)
         return find_broken((enum broken)number(argv[2]), number(argv[3]), number(argv[4])) == 0;
     if (argc > 1 && strcmp(argv[1], "turns") == 0)
         return run_turns_only(argc > 3 ? number(argv[2]) : 0, argc > 3 ? number(argv[3]) : 1);
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Doubles of engines, and two threads that take turns: the trainer (or the thread that hands over
- * versions of this server's own), and what interferes with its update.
+/* Doubles of engines, and two threads that take turns: the trainer, and what interferes with its
+ * update.
  *
  * One thread runs at a time. It may hand over at each request to an engine, where it gives the lock
  * of the fleet's control back, and where it waits for a lock. Who runs and which request fails is
@@ -39,7 +39,6 @@ enum {
     SEEDS_MAX = 100000, /* until every transition was reached */
     CHUNKS = 2,
     EVENTS_MAX = 3,
-    VERSIONS_MAX = 64,
     LEASE_S = 60, /* of an update of a trainer */
     STEP_US = 1000,
     TORN = -1
@@ -55,12 +54,8 @@ struct engine {
     int version;     /* of the weights that it had before `chunks` came; TORN: of none */
     int target;      /* of the update that `chunks` belong to */
     unsigned chunks; /* a bit for each */
-    int received;    /* a whole version that it serves once it is told to finish; 0: none */
     bool open, paused;
-    bool weights_asleep, kv_asleep;
-    bool down;                          /* nothing listens there */
-    bool changed;                       /* by itself or by another client, since its last probe */
-    unsigned refuses, n_asked[API_OPS]; /* operations that it answers with 500, a bit for each */
+    unsigned n_asked[API_OPS];
 };
 
 /* ---- the world ---- */
@@ -79,13 +74,10 @@ static struct world {
     size_t n_engines;
     int version, target; /* committed by this test's trainers; of the update that is sent now */
     unsigned accepted;   /* the chunks of it that the fleet has taken, a bit for each */
-    unsigned switch_percent, unlock_percent, hang_percent, probe_percent;
+    unsigned switch_percent, unlock_percent;
     bool by_handles, by_path;
-    bool may_drain;     /* this server stops; nothing follows but the end of the update */
-    unsigned n_crashes; /* of engines that got tensors asleep, and could have been woken */
-    bool hung;          /* an engine did not answer the requests that are sent now */
+    bool may_drain; /* this server stops; nothing follows but the end of the update */
     void (*check)(void), (*after_query)(void); /* after each answer, queries to all; or NULL */
-    unsigned pinned[VERSIONS_MAX];             /* readers of each version of this server's own */
     void (*watch)(void); /* before the lock of the fleet's control is given back; or NULL */
 
     pthread_mutex_t lock; /* guards the next three */
@@ -93,7 +85,6 @@ static struct world {
     int turn;
     bool done[2], blocked[2];
     uint64_t progress, seen[2];
-    uint64_t sleeps_until_us[2]; /* it lets the other run until then; 0: it does not sleep */
 } w;
 
 static __thread int me;
@@ -181,13 +172,8 @@ void __wrap_cnd_broadcast(struct cnd *c)
 bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
 {
     bool stuck = w.done[!me] || (w.blocked[!me] && w.seen[!me] == w.progress);
-    uint64_t wakes_us = w.sleeps_until_us[!me];
 
     (void)c;
-    if (wakes_us > 0 && deadline_us <= wakes_us)
-        stuck = true;
-    else if (wakes_us > w.now_us)
-        w.now_us = wakes_us;
     w.blocked[me] = true;
     w.seen[me] = w.progress;
     if (stuck) {
@@ -282,20 +268,10 @@ static void engine_restart(struct engine *g)
     if (g->kind == UPSTREAM_SGLANG || chance(50))
         fleet_probe_failed(w.fleet, engine_at(w.fleet, (size_t)(g - w.engines)), true, &why);
     g->process++;
-    g->changed = true;
     g->version = 0;
     g->chunks = 0;
-    g->received = 0;
-    g->open = g->paused = g->weights_asleep = g->kv_asleep = false;
+    g->open = g->paused = false;
     (void)snprintf(g->label, sizeof g->label, "v0");
-}
-
-/* Taken whole, by handles; it is served at once where there is no start, else at the finish. */
-static void engine_take_version(struct engine *g, int version)
-{
-    g->chunks = 0;
-    g->received = g->open ? version : 0;
-    g->version = g->open ? TORN : version;
 }
 
 static bool is_whole(const struct engine *g)
@@ -321,9 +297,6 @@ static void engine_take(struct engine *g, unsigned chunk)
 
 static void engine_finish(struct engine *g, const char *label)
 {
-    if (g->received != 0)
-        g->version = g->received;
-    g->received = 0;
     if (g->chunks != 0) {
         g->version = version_of(g);
         g->chunks = 0;
@@ -360,20 +333,6 @@ static bool is_asked(const struct engine *g, enum api_op op, const struct fleet_
     }
 }
 
-/* Of the hand-off: a version, whose memory must not have been given back; of a trainer: a chunk. */
-static void engine_take_tensors(struct engine *g, const struct api_tensors *t)
-{
-    const char *text = t->handles != NULL ? t->handles : t->entries != NULL ? t->entries[0] : "";
-    int version;
-
-    if (sscanf(text, "version %d", &version) != 1)
-        engine_take(g, (unsigned)atoi(t->format));
-    else if (w.pinned[version])
-        engine_take_version(g, version);
-    else
-        fail_msg("seed %u: version %d is read after it was given back", w.seed, version);
-}
-
 /* Returns the status of its answer. */
 static int engine_do(struct engine *g, enum api_op op, const struct fleet_target *t)
 {
@@ -381,8 +340,6 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
     bool baton = g->kind == UPSTREAM_BATON;
 
     g->n_asked[op]++;
-    if ((g->refuses & (1u << op)) != 0)
-        return 500;
     switch (op) {
     case API_START_UPDATE:
         if (!g->knows_start)
@@ -393,21 +350,8 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
         return 200;
     case API_UPDATE_WEIGHTS:
         if (baton && !g->open)
-            return 410;                    /* stands for: no such update */
-        if (g->weights_asleep && !baton) { /* it has no memory to write them to: it crashes */
-            w.n_crashes += upstream_caps(g->kind)->wakes_twice;
-            engine_restart(g);
-            return 500;
-        }
-        engine_take_tensors(g, t->args->tensors);
-        return 200;
-    case API_SLEEP:
-        g->weights_asleep = g->kv_asleep = true;
-        if (t->args != NULL && t->args->sleep->level == 2)
-            g->version = TORN;
-        return 200;
-    case API_WAKE:
-        g->weights_asleep = g->kv_asleep = false;
+            return 410; /* stands for: no such update */
+        engine_take(g, (unsigned)atoi(t->args->tensors->format));
         return 200;
     case API_VERIFY_UPDATE:
         return !g->open ? 410 : is_whole(g) ? 200 : 422;
@@ -477,16 +421,6 @@ static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet
         r->outcome = FLEET_SKIPPED;
         return;
     }
-    if (g->down) {
-        set_failure(r, FLEET_UNSENT, 0);
-        return;
-    }
-    if (chance(w.hang_percent)) { /* until the deadline */
-        do_maybe(g, op, t);
-        set_failure(r, FLEET_UNKNOWN, 0);
-        w.hung = true;
-        return;
-    }
     if (chance(w.fault_percent)) {
         static const int statuses[] = {400, 403, 404, 409, 500, 503};
         unsigned kind = draw(4);
@@ -498,7 +432,7 @@ static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet
             set_failure(r, FLEET_UNKNOWN, 0);
         } else {
             set_failure(r, FLEET_REFUSED, statuses[draw(6)]);
-            if (r->status >= 500 && op != API_SLEEP) /* one refused by all has no effect anywhere */
+            if (r->status >= 500)
                 do_maybe(g, op, t);
         }
         return;
@@ -522,8 +456,8 @@ static void answer_query(struct fleet_result *r, enum api_query q, const struct 
     const struct engine *g = &w.engines[index_of(w.fleet, t->upstream)];
 
     r->upstream = upstream_ref(t->upstream);
-    if (g->down || chance(w.fault_percent)) {
-        set_failure(r, g->down || chance(50) ? FLEET_UNSENT : FLEET_UNKNOWN, 0);
+    if (chance(w.fault_percent)) {
+        set_failure(r, chance(50) ? FLEET_UNSENT : FLEET_UNKNOWN, 0);
         return;
     }
     r->outcome = FLEET_OK;
@@ -583,8 +517,6 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
             w.check();
         may_switch(w.switch_percent);
     }
-    w.now_us += w.hung ? timeout_us : 0;
-    w.hung = false;
     if (rc == 0)
         return 0;
     fleet_results_fini(results);
@@ -637,49 +569,18 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
 
 /* ---- what probes, the trainer and its lease do ---- */
 
-static void ask_for_token(struct engine *g, struct upstream *u)
-{
-    struct upstream_info info;
-
-    fleet_info(w.fleet, u, &info);
-    if (!info.needs_token || !info.alive || info.no_probes || g->paused)
-        return;
-    if (g->weights_asleep || g->kv_asleep)
-        engine_restart(g); /* the token ends it */
-    else
-        fleet_found_awake(w.fleet, u, info.have.change);
-}
-
 static void probe(size_t i)
 {
-    struct engine *g = &w.engines[i];
+    const struct engine *g = &w.engines[i];
     struct upstream_report report = {.label = ""};
-    uint64_t order = w.fleet->still.order;
-    uint64_t epoch = fleet_weights_epoch(w.fleet);
-    bool was_open = w.fc->session != NULL;
-    struct err why = {0};
 
-    if (g->down) {
-        (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
-        fleet_probe_failed(w.fleet, engine_at(w.fleet, i), true, &why);
-        return;
-    }
-    ask_for_token(g, engine_at(w.fleet, i));
     if (g->kind != UPSTREAM_SGLANG)
         process_name(g, report.process, sizeof report.process);
     (void)snprintf(report.label, sizeof report.label, "%s", g->label);
     if (g->kind != UPSTREAM_SGLANG) /* which does not tell */
-        report.held = g->weights_asleep || g->kv_asleep ? "asleep" : g->paused ? "paused" : NULL;
-    may_switch(w.probe_percent); /* the reply is on its way */
-    report.is_stale = fleet_weights_epoch(w.fleet) != epoch;
-    if (order != w.fleet->still.order || w.fleet->still.no_probes)
-        report.held = NULL;
+        report.held = g->paused && !w.fleet->still.no_probes ? "paused" : NULL;
     fleet_probe_ok(w.fleet, engine_at(w.fleet, i), &report);
     engine_at(w.fleet, i)->have.caches.emptied = UINT64_MAX; /* they are not tested here */
-    /* Its version was compared, and is another one. */
-    if (!was_open && w.fc->session == NULL && !report.is_stale &&
-        !fleet_is_dirty_marker(report.label) && !fleet_serves(w.fleet, engine_at(w.fleet, i)))
-        g->changed = false;
 }
 
 static void probe_all(void)

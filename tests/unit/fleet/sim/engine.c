@@ -236,10 +236,11 @@ void engine_take(struct engine *g, int target, unsigned attempt, unsigned chunk)
 }
 
 /* What one that was removed sleeps is not remembered; and a fenced SGLang that was left paused can
- * show nothing (fleet_wake_parts). */
+ * show nothing (fleet_wake_parts). A trainer does not push then, as world.c has it. */
 static bool hides_sleep(const struct engine *g)
 {
-    return g->was_removed || (g->kind == UPSTREAM_SGLANG && check_is_fenced(g));
+    return world.cfg.stage != STAGE_NOT &&
+           (g->was_removed || (g->kind == UPSTREAM_SGLANG && check_is_fenced(g)));
 }
 
 static void update_weights(struct engine *g, const json_t *body, struct reply *r)

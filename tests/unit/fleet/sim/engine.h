@@ -55,6 +55,8 @@ struct engine {
     unsigned n_held;         /* requests that a pause holds */
     int held_kv;             /* what their KV was computed with; NO_ENTRY: it is computed again */
 
+    unsigned refuses, n_asked[API_OPS]; /* operations: those that it answers with 500, a bit each */
+
     /* For what may be asked of it. */
     unsigned n_queries;  /* under way ... */
     unsigned reported;   /* the process that has answered one of them with its name; 0: none */

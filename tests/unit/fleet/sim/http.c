@@ -269,6 +269,10 @@ static void on_arrival(void *arg)
         sched_after(LATE_US, on_arrival, c);
         return;
     }
+    if (c->op != API_OPS) {
+        g->n_asked[c->op]++;
+        f = (g->refuses & (1u << c->op)) != 0 ? FAIL_ERROR : f;
+    }
     world_trace("%s at %zu%s %s", c->path, check_index_of(g), f != FAIL_NOT ? ": it fails" : "",
                 c->body != NULL ? c->body : "");
     if (f == FAIL_NOT) {

@@ -43,6 +43,7 @@ static struct {
     char labels[NAMES_MAX][16];
     size_t n_names;
     int committed, handed; /* the last one; which is handed over */
+    struct err answer;
     unsigned attempt;
     struct {
         char name[64];
@@ -538,7 +539,13 @@ void stage_commit(bool waits)
     rc = handoff_version(st.handoff, (uint64_t)version, &e);
     world_trace("v%d: %s", version, rc == 0 ? "handed over" : e.msg);
     ask_end(a);
+    st.answer = e;
     check_handed(version, rc, &e);
+}
+
+const struct err *stage_answer(void)
+{
+    return &st.answer;
 }
 
 int stage_rename(void *label, struct err *e)

@@ -18,8 +18,10 @@ void stage_stop(void);
 void stage_close(void);
 
 /* stage_commit - a version; wait until it was handed over once, if `waits`. From a job, then.
- * stage_rename - record another name of it. Errors: ERR_CONFLICT: it is not handed over. */
+ * stage_answer - clean: it was handed over. stage_rename - record another name of it. Errors:
+ * ERR_CONFLICT: it is not handed over. */
 void stage_commit(bool waits);
+const struct err *stage_answer(void); /* to the last one that has waited */
 int stage_rename(void *label, struct err *e);
 
 /* stage_bytes - where a request says that its tensors are. */

@@ -61,6 +61,32 @@ void __wrap_log_event_line(enum log_level level, const char *event, const char *
     (void)fmt;
 }
 
+/* No memory for the requests. */
+
+__typeof__(fleet_request) __wrap_fleet_request, __real_fleet_request;
+__typeof__(fleet_query) __wrap_fleet_query, __real_fleet_query;
+
+static bool memory_fails(void)
+{
+    return !world.quiet && sched_chance(world.cfg.memory_percent);
+}
+
+int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                         struct fleet_results *results, struct err *e)
+{
+    return memory_fails() ? err_set(e, ERR_NO_MEMORY, "", "no memory")
+                          : __real_fleet_request(fc, op, targets, n, timeout_us, results, e);
+}
+
+int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
+                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                       struct fleet_results *results, struct err *e)
+{
+    return memory_fails() ? err_set(e, ERR_NO_MEMORY, "", "no memory")
+                          : __real_fleet_query(fc, q, targets, n, timeout_us, results, e);
+}
+
 /* ---- the fleet ---- */
 
 const char *world_url(size_t i)
@@ -435,7 +461,7 @@ static void close_fleet(void)
     fleet_control_free(world.fc);
 }
 
-const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
+void world_open(const struct world_cfg *cfg, size_t n_joined)
 {
     world = (struct world){.cfg = *cfg, .n_engines = cfg->n_engines, .quiet = true};
     world.traced = getenv("SIM_TRACE") != NULL;
@@ -451,9 +477,34 @@ const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
         world.engines[i].seen = world.engines[i].process;
         world.engines[i].caches = (struct caches){0}; /* of an earlier server: of no version here */
     }
-    open_fleet(cfg->n_engines - (scenario == JOIN || scenario == REPAIR_JOIN));
+    open_fleet(n_joined);
     run_until_right(10000000, true);
     check_healed("at the start", true);
+}
+
+void world_run(uint64_t us)
+{
+    uint64_t end_us = clock_now_us() + us;
+
+    while (clock_now_us() < end_us && step())
+        continue;
+}
+
+bool world_is_right(const struct engine *g)
+{
+    return is_right(g, true);
+}
+
+const char *world_close(void)
+{
+    if (check_failed() == NULL)
+        close_fleet();
+    return check_failed();
+}
+
+const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
+{
+    world_open(cfg, cfg->n_engines - (scenario == JOIN || scenario == REPAIR_JOIN));
     if (scenario >= REPAIR) { /* of what was handed over */
         ask_commit();
         run_asks();
@@ -468,7 +519,5 @@ const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
         heal_staged();
     else if (check_failed() == NULL)
         heal();
-    if (check_failed() == NULL)
-        close_fleet();
-    return check_failed();
+    return world_close();
 }

@@ -97,7 +97,7 @@ struct world_cfg {
     enum upstream_kind kinds[ENGINES_MAX];
     size_t min_ready; /* 0: all */
     bool recomputes, pause_fenced;
-    unsigned fail_percent, yield_percent, event_percent;
+    unsigned fail_percent, yield_percent, event_percent, memory_percent;
     unsigned n_events, n_failures; /* the first of them that may happen */
     enum stage stage;
 
@@ -135,6 +135,14 @@ extern struct world {
 } world;
 
 __attribute__((format(printf, 1, 2))) void world_trace(const char *fmt, ...);
+
+/* world_open - a fleet, of which so many engines have joined, until all serve. Nothing fails.
+ * world_run - so long. world_is_right - does it serve the fleet's version, and all is in order?
+ * world_close - Returns: NULL, or what must not be. */
+void world_open(const struct world_cfg *cfg, size_t n_joined);
+void world_run(uint64_t us);
+bool world_is_right(const struct engine *g);
+const char *world_close(void);
 
 /* world_history - one from its begin to its end. Returns: NULL, or what must not be. */
 const char *world_history(const struct world_cfg *cfg, enum scenario scenario);
