@@ -188,14 +188,41 @@ static const char *openai_type(int status)
     return status >= 500 ? "InternalServerError" : "BadRequestError";
 }
 
-/* "o" steals also when packing fails, so details never leaks. */
-static json_t *native_json(const struct err *e, const char *msg, const char *field, json_t *details)
+static json_t *native_type_json(const void *code)
 {
-    int status = err_http_status(e->code);
+    return json_string(native_type(err_http_status(*(const enum err_code *)code)));
+}
 
-    return json_pack("{s:{s:s, s:s, s:s, s:s?, s:b, s:o?}}", "error", "message", msg, "type",
-                     native_type(status), "code", err_wire_name(e->code), "param", field,
-                     "retryable", err_retryable(e->code) ? 1 : 0, "details", details);
+static json_t *retryable_json(const void *code)
+{
+    return json_boolean(err_retryable(*(const enum err_code *)code));
+}
+
+static const struct member native_error_rows[] = {
+    {"message", M_STRING, M_IN(struct err, msg), .flags = M_REQUIRED,
+     .doc = "One line: what was found, and what is allowed"},
+    {"type", M_STRING, M_MADE(native_type_json, struct err, code), .flags = M_REQUIRED,
+     M_WORDS("invalid_request_error", "not_found_error", "conflict_error", "unprocessable_error",
+             "server_error", "unavailable_error")},
+    {"code", M_STRING, M_IN(struct err, code), .word = err_wire_name, .flags = M_REQUIRED},
+    {"param", M_STRING | M_NULL, M_IN(struct err, field), .flags = M_REQUIRED,
+     .doc = "JSON pointer of the offending member"},
+    {"retryable", M_BOOL, M_MADE(retryable_json, struct err, code), .flags = M_REQUIRED},
+    {"details", M_OBJECT | M_NULL, .flags = M_REQUIRED},
+    {0},
+};
+
+const struct member native_error_reply[] = {
+    {"error", M_OBJECT, .of = native_error_rows, .flags = M_REQUIRED},
+    {0},
+};
+
+/* @details  stolen, or NULL */
+static json_t *native_json(const struct err *e, json_t *details)
+{
+    return json_object_with(json_object(), "error",
+                            json_object_with(member_write(e, native_error_rows), "details",
+                                             details != NULL ? details : json_null()));
 }
 
 /* SGLang's clients expect one status for all mistakes in a request, except for authorization.
@@ -247,11 +274,6 @@ static json_t *sglang_json(enum route_form form, const char *text, const char *f
 }
 
 /* A message may have been cut inside a character, and JSON must be UTF-8. */
-static json_t *retryable_json(const void *code)
-{
-    return json_boolean(err_retryable(*(const enum err_code *)code));
-}
-
 const struct member cause_reply[] = {
     {"code", M_STRING, M_IN(struct err, code), .word = err_wire_name},
     {"message", M_STRING, M_IN(struct err, msg)},
@@ -260,35 +282,35 @@ const struct member cause_reply[] = {
     {0},
 };
 
+static struct err err_cleaned(const struct err *e)
+{
+    struct err cleaned = *e;
+
+    (void)utf8_clean(cleaned.msg);
+    (void)utf8_clean(cleaned.field);
+    return cleaned;
+}
+
 json_t *error_json(const void *cause)
 {
-    struct err e = *(const struct err *)cause;
+    struct err e = err_cleaned(cause);
 
-    if (e.code == ERR_NONE)
-        return json_null();
-    (void)utf8_clean(e.msg);
-    (void)utf8_clean(e.field);
-    return member_write(&e, cause_reply);
+    return e.code == ERR_NONE ? json_null() : member_write(&e, cause_reply);
 }
 
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details)
 {
-    char msg[ERR_MSG_MAX], field[ERR_FIELD_MAX];
-    const char *param;
+    struct err told = err_cleaned(e);
+    const char *param = told.field[0] != '\0' ? told.field : NULL;
 
     assert(e->code != ERR_NONE);
-    memcpy(msg, e->msg, sizeof msg);
-    memcpy(field, e->field, sizeof field);
-    (void)utf8_clean(msg);
-    (void)utf8_clean(field);
-    param = field[0] != '\0' ? field : NULL;
     if (form == FORM_NATIVE)
-        return native_json(e, msg, param, details);
+        return native_json(&told, details);
     json_decref(details);
     if (form != FORM_OPENAI)
-        return sglang_json(form, msg, param);
-    make_dotted(field);
-    return openai_json(e, msg, param);
+        return sglang_json(form, told.msg, param);
+    make_dotted(told.field);
+    return openai_json(e, told.msg, param);
 }
 
 void reply_error_make(const struct route *route, const struct err *e, json_t *details,

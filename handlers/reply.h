@@ -47,6 +47,7 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
 /* error_json - the rows of an error (new); JSON null for ERR_NONE.
  * @cause  a struct err; for .make of rows */
 extern const struct member cause_reply[];
+extern const struct member native_error_reply[]; /* of struct err */
 json_t *error_json(const void *cause);
 
 /* reply_error_json - only the error body (new), for a stream's last event; NULL without memory.

@@ -6,13 +6,15 @@
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/reply_rows.h"
 #include "server/config/build.h"
 #include "server/serve_priv.h"
 
 const struct member generate_members[] = {{0}}, completions_members[] = {{0}},
                     chat_members[] = {{0}}, sglang_generate_members[] = {{0}},
                     rollouts_members[] = {{0}}, tokenize_members[] = {{0}},
-                    detokenize_members[] = {{0}};
+                    detokenize_members[] = {{0}}, adapter_reply[] = {{0}},
+                    loaded_adapter_reply[] = {{0}};
 
 const char *generate_hint(const char *member)
 {

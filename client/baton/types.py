@@ -11,242 +11,6 @@ from __future__ import annotations
 from typing import Any, Dict, List, Literal, Optional, TypedDict, Union
 
 
-class HandlesDevicesItemSlabsItem(TypedDict, total=False):
-    handle: str
-    nbytes: int
-
-
-class HandlesDevicesItem(TypedDict, total=False):
-    place: str
-    uuid: str
-    slabs: List[HandlesDevicesItemSlabsItem]
-    slab: List[Optional[int]]
-    offset: List[Optional[int]]
-
-
-class _Handles(TypedDict):
-    lease_id: str
-    lease_s: int
-    weight_version: str
-    serial: int
-    devices: List[HandlesDevicesItem]
-    names: List[str]
-    dtypes: List[str]
-    shapes: List[List[int]]
-
-
-class Handles(_Handles, total=False):
-    boot_id: str
-    plan_digest: str
-    nbytes: int
-    placement: Literal["replicated", "sharded"]
-    aliases: Dict[str, str]
-
-
-class Lease(TypedDict, total=False):
-    lease_id: str
-    lease_s: int
-    weight_version: str
-    serial: int
-    served: bool
-
-
-class Span(TypedDict, total=False):
-    version: str
-    start: int
-    end: int
-    serial: int
-
-
-class RelayedSpan(TypedDict):
-    version: Optional[str]
-    start: Optional[int]
-    end: Optional[int]
-    serial: Optional[int]
-    exact: bool
-
-
-class _LoadedAdapter(TypedDict):
-    status: Literal["ok"]
-    lora_name: str
-    revision: int
-
-
-class LoadedAdapter(_LoadedAdapter, total=False):
-    digest: str
-    unchanged: bool
-    replaced: bool
-    pinned: bool
-    rank: int
-    nbytes: int
-    n_users_older: int
-    n_matched: int
-    matched: List[str]
-    n_unmatched: int
-    unmatched: List[str]
-    n_ignored: int
-    ignored: List[str]
-    n_missing: int
-    missing: List[str]
-    n_non_finite: int
-    non_finite: List[str]
-    n_config_keys_ignored: int
-    base_changed: bool
-    warning: Optional[str]
-    loaded_adapters: Dict[str, Optional[str]]
-
-
-class AdapterUsed(TypedDict, total=False):
-    name: str
-    revision: Optional[int]
-
-
-class GeneratedChoicesItemReplayBlocksItem(TypedDict, total=False):
-    data: str
-    shape: List[int]
-    dtype: Literal["uint8", "int16", "int32"]
-    pipeline_rank: int
-    context_rank: int
-    layers: List[int]
-
-
-class _GeneratedChoicesItem(TypedDict):
-    index: int
-    token_ids: List[int]
-    finish_reason: Optional[Literal["stop", "length", "abort", "error"]]
-    weight_versions: List[Span]
-
-
-class GeneratedChoicesItem(_GeneratedChoicesItem, total=False):
-    stop_reason: Optional[Union[int, str]]
-    logprobs: Optional[Dict[str, Any]]
-    routed_experts: RoutedExperts
-    replay_blocks: List[GeneratedChoicesItemReplayBlocksItem]
-    sampling_mask: None
-
-
-class Generated(TypedDict, total=False):
-    request_id: str
-    boot_id: str
-    model: str
-    adapter: Optional[AdapterUsed]
-    created: int
-    choices: List[GeneratedChoicesItem]
-    output_mode: Literal["tokens"]
-    prompt_logprobs: Optional[List[Any]]
-    prompt_token_id_logprobs: None
-    prompt_token_ids: Optional[List[int]]
-    mm_placeholders: None
-    kv_transfer_params: None
-    ec_transfer_params: None
-    metrics: None
-    usage: Dict[str, Any]
-
-
-class _RoutedExpertsObject(TypedDict):
-    data: str
-    shape: List[int]
-    dtype: Literal["uint8", "int16", "int32", "uint16"]
-    start: int
-
-
-class RoutedExpertsObject(_RoutedExpertsObject, total=False):
-    layers: List[int]
-
-
-class CompletionChoicesItem(TypedDict, total=False):
-    index: int
-    text: str
-    finish_reason: Optional[str]
-    stop_reason: Optional[Union[int, str]]
-    logprobs: Optional[Dict[str, Any]]
-    token_ids: Optional[List[Any]]
-    prompt_token_ids: Optional[List[Any]]
-    prompt_logprobs: Optional[List[Any]]
-    routed_experts: RoutedExpertsNpy
-    weight_versions: List[Span]
-
-
-class Completion(TypedDict, total=False):
-    id: str
-    object: Literal["text_completion"]
-    service_tier: None
-    system_fingerprint: str
-    boot_id: str
-    created: int
-    model: str
-    adapter: Optional[AdapterUsed]
-    choices: List[CompletionChoicesItem]
-    kv_transfer_params: None
-    ec_transfer_params: None
-    metrics: None
-    usage: Dict[str, Any]
-
-
-class _Ready(TypedDict):
-    ready: bool
-
-
-class Ready(_Ready, total=False):
-    reason: ErrorCode
-    message: str
-    warning: Optional[str]
-
-
-WeightsDiffTensorsItemEqualTo = TypedDict("WeightsDiffTensorsItemEqualTo", {"name": str, "in":
-    Literal["version_before", "this_version"]}, total=False)
-
-
-class WeightsDiffTensorsItem(TypedDict, total=False):
-    name: str
-    change: Literal["changed", "unchanged", "not_sent", "not_compared"]
-    newly_unchanged: bool
-    equal_to: Optional[WeightsDiffTensorsItemEqualTo]
-
-
-class WeightsDiff(TypedDict):
-    weight_version: Optional[str]
-    serial: Optional[int]
-    changes: Optional[Changes]
-    n_tensors: int
-    tensors: List[WeightsDiffTensorsItem]
-    next_offset: Optional[int]
-
-
-class WeightsTensorsItem(TypedDict, total=False):
-    name: str
-    dtype: str
-    shape: List[int]
-    nbytes: int
-    checksum: Optional[str]
-    version: Optional[str]
-    serial: int
-
-
-class Weights(TypedDict, total=False):
-    weight_version: str
-    serial: int
-    boot_id: str
-    plan_digest: str
-    nbytes: int
-    n_tensors: int
-    tensors: List[WeightsTensorsItem]
-
-
-class ErrorError(TypedDict):
-    message: str
-    type: Literal["invalid_request_error", "not_found_error", "conflict_error",
-        "unprocessable_error", "server_error", "unavailable_error"]
-    code: ErrorCode
-    param: Optional[str]
-    retryable: bool
-    details: Optional[Dict[str, Any]]
-
-
-class Error(TypedDict):
-    error: ErrorError
-
-
 class UpdateMappings(TypedDict, total=False):
     opened: int
     closed: int
@@ -703,6 +467,295 @@ class RecordedVersion(TypedDict, total=False):
     weight_version: str
 
 
+class _Ready(TypedDict):
+    ready: bool
+
+
+class Ready(_Ready, total=False):
+    reason: ErrorCode
+    message: str
+    warning: Optional[str]
+
+
+class WeightsTensorsItem(TypedDict, total=False):
+    name: str
+    dtype: str
+    shape: List[int]
+    nbytes: int
+    checksum: Optional[str]
+    version: Optional[str]
+    serial: int
+
+
+class Weights(TypedDict, total=False):
+    weight_version: str
+    serial: int
+    boot_id: str
+    plan_digest: str
+    nbytes: int
+    n_tensors: int
+    tensors: List[WeightsTensorsItem]
+
+
+WeightsDiffTensorsItemEqualTo = TypedDict("WeightsDiffTensorsItemEqualTo", {"name": str, "in":
+    Literal["version_before", "this_version"]}, total=False)
+
+
+class WeightsDiffTensorsItem(TypedDict, total=False):
+    name: str
+    change: Literal["changed", "unchanged", "not_sent", "not_compared"]
+    newly_unchanged: bool
+    equal_to: Optional[WeightsDiffTensorsItemEqualTo]
+
+
+class WeightsDiff(TypedDict):
+    weight_version: Optional[str]
+    serial: Optional[int]
+    changes: Optional[Changes]
+    n_tensors: int
+    tensors: List[WeightsDiffTensorsItem]
+    next_offset: Optional[int]
+
+
+class HandlesDevicesItemSlabsItem(TypedDict, total=False):
+    handle: str
+    nbytes: int
+
+
+class HandlesDevicesItem(TypedDict, total=False):
+    place: str
+    uuid: str
+    slabs: List[HandlesDevicesItemSlabsItem]
+    slab: List[Optional[int]]
+    offset: List[Optional[int]]
+
+
+class _Handles(TypedDict):
+    lease_id: str
+    lease_s: int
+    weight_version: str
+    serial: int
+    devices: List[HandlesDevicesItem]
+    names: List[str]
+    dtypes: List[str]
+    shapes: List[List[int]]
+
+
+class Handles(_Handles, total=False):
+    boot_id: str
+    plan_digest: str
+    nbytes: int
+    placement: Literal["replicated", "sharded"]
+    aliases: Dict[str, str]
+
+
+class Lease(TypedDict, total=False):
+    lease_id: str
+    lease_s: int
+    weight_version: str
+    serial: int
+    served: bool
+
+
+class Adapter(TypedDict, total=False):
+    lora_name: str
+    revision: int
+    digest: str
+    path: Optional[str]
+    rank: int
+    nbytes: int
+    pinned: bool
+    loaded_at: int
+    n_users: int
+    n_users_older: int
+
+
+class _LoadedAdapter(TypedDict):
+    status: Literal["ok"]
+    lora_name: str
+    revision: int
+
+
+class LoadedAdapter(_LoadedAdapter, total=False):
+    digest: str
+    unchanged: bool
+    replaced: bool
+    pinned: bool
+    rank: int
+    nbytes: int
+    n_users_older: int
+    n_matched: int
+    matched: List[str]
+    n_unmatched: int
+    unmatched: List[str]
+    n_ignored: int
+    ignored: List[str]
+    n_missing: int
+    missing: List[str]
+    n_non_finite: int
+    non_finite: List[str]
+    n_config_keys_ignored: int
+    base_changed: bool
+    warning: Optional[str]
+    loaded_adapters: Dict[str, Optional[str]]
+
+
+class AdapterUsed(TypedDict, total=False):
+    name: str
+    revision: Optional[int]
+
+
+class Span(TypedDict, total=False):
+    version: str
+    start: int
+    end: int
+    serial: int
+
+
+class RelayedSpan(TypedDict):
+    version: Optional[str]
+    start: Optional[int]
+    end: Optional[int]
+    serial: Optional[int]
+    exact: bool
+
+
+class _GeneratedChoicesItemRoutedExperts(TypedDict):
+    data: str
+    shape: List[int]
+    dtype: Literal["uint8", "int16", "int32", "uint16"]
+    start: int
+
+
+class GeneratedChoicesItemRoutedExperts(_GeneratedChoicesItemRoutedExperts, total=False):
+    layers: List[int]
+
+
+class GeneratedChoicesItemReplayBlocksItem(TypedDict, total=False):
+    data: str
+    shape: List[int]
+    dtype: Literal["uint8", "int16", "int32"]
+    pipeline_rank: int
+    context_rank: int
+    layers: List[int]
+
+
+class _GeneratedChoicesItem(TypedDict):
+    index: int
+    token_ids: List[int]
+    finish_reason: Optional[Literal["stop", "length", "abort", "error"]]
+    weight_versions: List[Span]
+
+
+class GeneratedChoicesItem(_GeneratedChoicesItem, total=False):
+    stop_reason: Optional[Union[str, int]]
+    logprobs: Optional[Dict[str, Any]]
+    routed_experts: Optional[Union[str, GeneratedChoicesItemRoutedExperts]]
+    replay_blocks: List[GeneratedChoicesItemReplayBlocksItem]
+    sampling_mask: None
+
+
+class Generated(TypedDict, total=False):
+    request_id: str
+    boot_id: str
+    model: str
+    adapter: Optional[AdapterUsed]
+    created: int
+    choices: List[GeneratedChoicesItem]
+    output_mode: Literal["tokens"]
+    prompt_logprobs: Optional[List[Any]]
+    prompt_token_id_logprobs: None
+    prompt_token_ids: Optional[List[int]]
+    mm_placeholders: None
+    kv_transfer_params: None
+    ec_transfer_params: None
+    metrics: None
+    usage: Dict[str, Any]
+
+
+class CompletionChoicesItem(TypedDict, total=False):
+    index: int
+    text: str
+    finish_reason: Optional[str]
+    stop_reason: Optional[Union[str, int]]
+    logprobs: Optional[Dict[str, Any]]
+    token_ids: Optional[List[Any]]
+    prompt_token_ids: Optional[List[Any]]
+    prompt_logprobs: Optional[List[Any]]
+    routed_experts: Optional[str]
+    weight_versions: List[Span]
+
+
+class Completion(TypedDict, total=False):
+    id: str
+    object: Literal["text_completion"]
+    service_tier: None
+    system_fingerprint: str
+    boot_id: str
+    created: int
+    model: str
+    adapter: Optional[AdapterUsed]
+    choices: List[CompletionChoicesItem]
+    kv_transfer_params: None
+    ec_transfer_params: None
+    metrics: None
+    usage: Dict[str, Any]
+
+
+class ChatCompletionChoicesItemMessage(TypedDict, total=False):
+    role: str
+    content: str
+    refusal: None
+    annotations: None
+    audio: None
+    function_call: None
+    reasoning: None
+    tool_calls: List[Any]
+
+
+class ChatCompletionChoicesItem(TypedDict, total=False):
+    index: int
+    message: ChatCompletionChoicesItemMessage
+    finish_reason: Optional[str]
+    stop_reason: Optional[Union[str, int]]
+    logprobs: Optional[Dict[str, Any]]
+    routed_experts: Optional[str]
+    token_ids: Optional[List[int]]
+    weight_versions: List[Span]
+
+
+class ChatCompletion(TypedDict, total=False):
+    id: str
+    object: Literal["chat.completion"]
+    service_tier: None
+    system_fingerprint: str
+    created: int
+    model: str
+    boot_id: str
+    prompt_token_ids: Optional[List[int]]
+    prompt_text: Optional[str]
+    prompt_logprobs: None
+    kv_transfer_params: None
+    ec_transfer_params: None
+    metrics: None
+    choices: List[ChatCompletionChoicesItem]
+    usage: Dict[str, Any]
+
+
+class ErrorError(TypedDict):
+    message: str
+    type: Literal["invalid_request_error", "not_found_error", "conflict_error",
+        "unprocessable_error", "server_error", "unavailable_error"]
+    code: ErrorCode
+    param: Optional[str]
+    retryable: bool
+    details: Optional[Dict[str, Any]]
+
+
+class Error(TypedDict):
+    error: ErrorError
+
+
 class Cause(TypedDict, total=False):
     code: ErrorCode
     message: str
@@ -765,8 +818,6 @@ class RolloutStep(TypedDict):
     step: int
 
 
-RoutedExperts = Optional[Union[RoutedExpertsObject, str]]
-RoutedExpertsNpy = Optional[str]
 ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "not_found", "no_route",
     "method_not_allowed", "timeout", "conflict", "no_engine", "no_gpu", "no_nccl", "group_left",
     "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",

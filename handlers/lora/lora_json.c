@@ -3,6 +3,7 @@
 
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
+#include "handlers/rows/reply_rows.h"
 
 json_t *lora_gauges_json(const struct app_generate *generate)
 {
@@ -21,53 +22,52 @@ json_t *lora_gauges_json(const struct app_generate *generate)
         (json_int_t)cfg->rank_max, "max_lora_bytes", (json_int_t)cfg->nbytes_max);
 }
 
-static json_t *item_json(const struct adapters_item *i)
-{
-    return json_pack("{s:s, s:I, s:s, s:o, s:I, s:I, s:b, s:I, s:I, s:I}", "lora_name", i->name,
-                     "revision", (json_int_t)i->revision, "digest", i->digest, "path",
-                     i->path[0] != '\0' ? json_string(i->path) : json_null(), "rank",
-                     (json_int_t)i->rank, "nbytes", (json_int_t)i->nbytes, "pinned", (int)i->pinned,
-                     "loaded_at", (json_int_t)i->loaded_at, "n_users", (json_int_t)i->n_users,
-                     "n_users_older", (json_int_t)i->n_users_older);
-}
+const struct member adapter_reply[] = {
+    {"lora_name", M_STRING, M_IN(struct adapters_item, name)},
+    {"revision", M_INT, M_IN(struct adapters_item, revision)},
+    {"digest", M_STRING, M_IN(struct adapters_item, digest),
+     .doc = "SHA-256 of everything that generation depends on, independent of file names"},
+    {"path", M_STRING | M_NULL, M_IN(struct adapters_item, path)},
+    {"rank", M_INT, M_IN(struct adapters_item, rank)},
+    {"nbytes", M_INT, M_IN(struct adapters_item, nbytes)},
+    {"pinned", M_BOOL, M_IN(struct adapters_item, pinned)},
+    {"loaded_at", M_INT, M_IN(struct adapters_item, loaded_at), .doc = "Seconds since 1970"},
+    {"n_users", M_INT, M_IN(struct adapters_item, n_users),
+     .doc = "Requests that use this revision"},
+    {"n_users_older", M_INT, M_IN(struct adapters_item, n_users_older)},
+    {0},
+};
 
 /* An update keeps all names and shapes of the model, and an adapter was checked against nothing
  * else: it stays valid. Only its trainer knows whether it fits these weights. */
-static json_t *valid_json(const struct adapters_item *i)
-{
-    return json_pack("{s:s, s:I, s:b}", "name", i->name, "revision", (json_int_t)i->revision,
-                     "valid", 1);
-}
+static const struct member valid_rows[] = {
+    {"name", M_STRING, M_IN(struct adapters_item, name)},
+    {"revision", M_INT, M_IN(struct adapters_item, revision)},
+    {"valid", M_BOOL, .def = "true"},
+    {0},
+};
 
-static json_t *list_json(const struct app_generate *generate,
-                         json_t *(*of)(const struct adapters_item *))
+static json_t *list_json(const struct app_generate *generate, const struct member *rows)
 {
     struct adapters_list list = {0};
-    json_t *array = json_array();
     struct err e = {0};
+    json_t *array;
 
-    if (generate->adapters != NULL && adapters_list(generate->adapters, &list, &e) != 0) {
-        json_decref(array);
+    if (generate->adapters != NULL && adapters_list(generate->adapters, &list, &e) != 0)
         return NULL; /* no memory */
-    }
-    for (uint32_t i = 0; i < list.n && array != NULL; i++) {
-        if (json_array_append_new(array, of(&list.items[i])) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
-    }
+    array = member_write_list(list.items, list.n, sizeof *list.items, rows);
     adapters_list_fini(&list);
     return array;
 }
 
 json_t *lora_list_json(const struct app_generate *generate)
 {
-    return list_json(generate, item_json);
+    return list_json(generate, adapter_reply);
 }
 
 json_t *lora_valid_json(const struct app_generate *generate)
 {
-    return list_json(generate, valid_json);
+    return list_json(generate, valid_rows);
 }
 
 json_t *lora_loaded_json(const struct app_generate *generate)

@@ -74,7 +74,7 @@ static int retry_later(struct lora_load *l, struct err *e)
 static void load_run(void *arg)
 {
     struct lora_load *l = arg;
-    struct lora_loaded d = {0};
+    struct lora_loaded d = {.name = l->name, .pinned = l->options.pinned};
     uint64_t group = l->chunk != NULL ? source_group(l->chunk->source) : 0;
     struct err e = {0};
     int rc = load_adapter(l, &d, &e);

@@ -39,6 +39,8 @@ struct lora_load {
 
 /* Properties of a loaded adapter, kept because the registry owns the adapter by then. */
 struct lora_loaded {
+    const char *name; /* borrowed, as `pinned`, from the load */
+    bool pinned;
     struct adapter_report report;
     struct adapters_outcome outcome;
     char digest[ADAPTER_DIGEST_LEN + 1];

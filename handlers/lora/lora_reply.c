@@ -4,45 +4,80 @@
 #include "handlers/lora/lora_json.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
+#include "handlers/rows/reply_rows.h"
 #include "weights/model/adapter_method.h"
 
 enum {
     LORA_NAMES_REPORTED_MAX = 4096
 }; /* of each list in a reply; the counts next to them are whole */
 
-static json_t *names_array_json(const struct names *names)
+static json_t *names_array_json(const void *from)
 {
+    const struct names *names = from;
     json_t *array = json_array();
 
-    for (uint32_t i = 0; i < names->n && i < LORA_NAMES_REPORTED_MAX && array != NULL; i++) {
-        if (json_array_append_new(array, json_string(names->items[i])) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
-    }
+    for (uint32_t i = 0; i < names->n && i < LORA_NAMES_REPORTED_MAX; i++)
+        array = json_list_append(array, json_string(names->items[i]));
     return array;
 }
 
+static json_t *warning_json(const void *from)
+{
+    const struct lora_loaded *d = from;
+
+    return d->report.base_changed ? json_string(ADAPTER_BASE_CHANGED) : json_null();
+}
+
+const struct member loaded_adapter_reply[] = {
+    {"status", M_STRING, .def = "ok", .flags = M_REQUIRED},
+    {"lora_name", M_STRING, M_IN(struct lora_loaded, name), .flags = M_REQUIRED},
+    {"revision", M_INT, M_IN(struct lora_loaded, outcome.revision), .flags = M_REQUIRED},
+    {"digest", M_STRING, M_IN(struct lora_loaded, digest)},
+    {"unchanged", M_BOOL, M_IN(struct lora_loaded, outcome.unchanged),
+     .doc = "The content equals the loaded revision: nothing was swapped"},
+    {"replaced", M_BOOL, M_IN(struct lora_loaded, outcome.replaced),
+     .doc = "The name had an earlier revision"},
+    {"pinned", M_BOOL, M_IN(struct lora_loaded, pinned)},
+    {"rank", M_INT, M_IN(struct lora_loaded, rank), .doc = "The largest of its modules"},
+    {"nbytes", M_INT, M_IN(struct lora_loaded, nbytes)},
+    {"n_users_older", M_INT, M_IN(struct lora_loaded, outcome.n_users),
+     .doc = "Requests that still use older revisions of this name"},
+    {"n_matched", M_INT, M_IN(struct lora_loaded, report.matched.n)},
+    {"matched", M_ARRAY, M_MADE(names_array_json, struct lora_loaded, report.matched),
+     .items = M_STRING, .max = LORA_NAMES_REPORTED_MAX},
+    {"n_unmatched", M_INT, M_IN(struct lora_loaded, report.unmatched.n)},
+    {"unmatched", M_ARRAY, M_MADE(names_array_json, struct lora_loaded, report.unmatched),
+     .items = M_STRING, .max = LORA_NAMES_REPORTED_MAX,
+     .doc = "Tensors of no module of this model, or of a module that the config does not list"},
+    {"n_ignored", M_INT, M_IN(struct lora_loaded, report.ignored.n)},
+    {"ignored", M_ARRAY, M_MADE(names_array_json, struct lora_loaded, report.ignored),
+     .items = M_STRING, .max = LORA_NAMES_REPORTED_MAX,
+     .doc = "Tensors that are known to have no effect"},
+    {"n_missing", M_INT, M_IN(struct lora_loaded, report.missing.n)},
+    {"missing", M_ARRAY, M_MADE(names_array_json, struct lora_loaded, report.missing),
+     .items = M_STRING, .max = LORA_NAMES_REPORTED_MAX,
+     .doc = "Modules that the config lists and that have no tensors"},
+    {"n_non_finite", M_INT, M_IN(struct lora_loaded, report.non_finite.n)},
+    {"non_finite", M_ARRAY, M_MADE(names_array_json, struct lora_loaded, report.non_finite),
+     .items = M_STRING, .max = LORA_NAMES_REPORTED_MAX,
+     .doc = "Tensors with NaN or infinity, loaded because of --non-finite warn"},
+    {"n_config_keys_ignored", M_INT, M_IN(struct lora_loaded, report.n_keys_ignored),
+     .doc = "Keys of the config that do not change the result"},
+    {"base_changed", M_BOOL, M_IN(struct lora_loaded, report.base_changed),
+     .doc = "It was trained from base weights that its method had changed: init_lora_weights is "
+            "pissa, olora, corda, loftq or lora_ga"},
+    {"warning", M_STRING | M_NULL, .make = warning_json,
+     .doc = "Why its output may be wrong: base_changed; the log has it too (lora.base_changed)"},
+    {"loaded_adapters", M_MAP, .items = M_STRING | M_NULL,
+     .doc = "All adapters that are loaded now: name to path, or null if it was not loaded from a "
+            "path"},
+    {0},
+};
+
 static json_t *load_reply_json(const struct lora_load *l, const struct lora_loaded *d)
 {
-    const struct adapter_report *r = &d->report;
-    const struct adapters_outcome *o = &d->outcome;
-
-    return json_pack(
-        "{s:s, s:s, s:I, s:s, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:o, s:I, "
-        "s:o, s:I, s:o, s:I, s:b, s:s?, s:o}",
-        "status", "ok", "lora_name", l->name, "revision", (json_int_t)o->revision, "digest",
-        d->digest, "unchanged", (int)o->unchanged, "replaced", (int)o->replaced, "pinned",
-        (int)l->options.pinned, "rank", (json_int_t)d->rank, "nbytes", (json_int_t)d->nbytes,
-        "n_users_older", (json_int_t)o->n_users, "n_matched", (json_int_t)r->matched.n, "matched",
-        names_array_json(&r->matched), "n_unmatched", (json_int_t)r->unmatched.n, "unmatched",
-        names_array_json(&r->unmatched), "n_ignored", (json_int_t)r->ignored.n, "ignored",
-        names_array_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
-        names_array_json(&r->missing), "n_non_finite", (json_int_t)r->non_finite.n, "non_finite",
-        names_array_json(&r->non_finite), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
-        "base_changed", (int)r->base_changed, "warning",
-        r->base_changed ? ADAPTER_BASE_CHANGED : NULL, "loaded_adapters",
-        lora_loaded_json(l->app->generate));
+    return json_object_with(member_write(d, loaded_adapter_reply), "loaded_adapters",
+                            lora_loaded_json(l->app->generate));
 }
 
 /* The adapter is in service, so the reply is a success even if there is no memory for the full

@@ -173,7 +173,7 @@ int member_read_query(void *out, const struct member *rows, const struct http_re
                       struct err *e);
 
 /* member_write - the object (new) that the rows make of a struct, in their order; NULL without
- * memory, or if a text is not UTF-8. A row with `def` has that text always; one with neither a
+ * memory, or if a text is not UTF-8. A row with `def` has that value always; one with neither a
  * field nor `make` is left out: its handler puts it.
  * @from  the struct that the rows name */
 json_t *member_write(const void *from, const struct member *rows);

@@ -58,7 +58,8 @@ static json_t *value_json(const struct member *m, const void *from)
     case STORE_NOT:
         break;
     }
-    return json_string(m->def);
+    return (m->type & M_STRING) != 0 ? json_string(m->def)
+                                     : json_loads(m->def, JSON_DECODE_ANY, NULL);
 }
 
 static bool is_told(const struct member *m, const json_t *value)

@@ -22,12 +22,25 @@ extern const struct member proof_rows[];          /* of struct fleet_prover */
 
 /* status_rows.c */
 extern const struct member status_reply[], recorded_version_reply[], group_reply[];
-extern const struct member adapter_totals_reply[];
+extern const struct member adapter_totals_reply[], ready_reply[];
 extern const struct member admission_reply[];  /* of struct admission_stats */
 extern const struct member http_rows[];        /* of struct http_server_stats */
 extern const struct member model_rows[];       /* of struct app_generate */
 extern const struct member cuda_device_rows[]; /* of struct cuda_device */
 extern const struct member nccl_rows[];        /* of struct nccl_info */
+
+/* served_rows.c */
+extern const struct member handles_reply[], weights_reply[], weights_diff_reply[];
+extern const struct member lease_reply[]; /* of struct lease_info */
+
+/* handlers/lora/; empty in a build without the engine. */
+extern const struct member adapter_reply[];        /* of struct adapters_item */
+extern const struct member loaded_adapter_reply[]; /* of struct lora_loaded */
+
+/* generate_reply_rows.c */
+extern const struct member generated_reply[], completion_reply[], chat_reply[];
+extern const struct member adapter_used_reply[], span_reply[], relayed_span_reply[];
+extern const struct member sglang_generated_reply[], sglang_load_reply[];
 
 #define COVERAGE_WORDS M_WORDS("whole", "as_before", "partial", "incomplete", "unknown")
 #define DOC_COVERAGE                                                                               \

@@ -299,3 +299,12 @@ const struct member status_reply[] = {
     {"nccl", M_OBJECT, .of = nccl_rows},
     {0},
 };
+
+const struct member ready_reply[] = {
+    {"ready", M_BOOL, .flags = M_REQUIRED},
+    {"reason", M_STRING, .word = err_wire_name},
+    {.name = "message", .type = M_STRING},
+    {"warning", M_STRING | M_NULL,
+     .doc = "If it is ready: as `warning` of GET /v1/upstreams, null where there are no upstreams"},
+    {0},
+};

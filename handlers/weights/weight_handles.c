@@ -9,6 +9,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/rows/reply_rows.h"
 #include "handlers/rows/weights_request.h"
 #include "handlers/weights/shape_json.h"
 #include "memory/device.h"
@@ -265,9 +266,8 @@ static json_t *renewed_json(const struct app_weights *weights, const struct leas
     struct store_info info;
 
     store_info(weights->store, &info);
-    return json_pack("{s:s, s:I, s:s, s:I, s:b}", "lease_id", lease->id, "lease_s",
-                     (json_int_t)lease->timer.length_s, "weight_version", lease->label, "serial",
-                     (json_int_t)lease->serial, "served", (int)(info.serial == lease->serial));
+    return json_object_with(member_write(lease, lease_reply), "served",
+                            json_boolean(info.serial == lease->serial));
 }
 
 int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # What a reader should not have to look for: functions over 70 lines, files over 800, lines over 100
-# columns, banned functions outside tests/. In the Python client: lines over 120 columns, files over 800.
+# columns, banned functions outside tests/. In the Python client: lines over 120 columns, files over 800; types.py is made.
 # Usage: tests/tools/check_style.sh [ROOT]
 set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/../..}"
 mapfile -t files < <(find base driver memory text weights http transport engine control fleet handlers cli server tests -name '*.[ch]' | sort)
-mapfile -t client < <(find client -name '*.py' | sort)
+mapfile -t client < <(find client -name '*.py' ! -path client/baton/types.py | sort)
 ((${#files[@]} > 0 && ${#client[@]} > 0)) || exit 1
 LC_ALL=C awk '
   # Of UTF-8: bytes but the second and later ones of a character.

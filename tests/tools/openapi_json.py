@@ -94,7 +94,7 @@ def made(root):
     document = yaml.safe_load((root / "openapi/baton.yaml").read_text(encoding="utf-8"))
     document = json.loads(json.dumps(document))  # YAML's aliases become copies
     add_requests(document, json.loads((root / "openapi/requests.json").read_text(encoding="utf-8")))
-    schemas = document["components"]["schemas"]
+    schemas = document["components"].setdefault("schemas", {})
     replies = json.loads((root / "openapi/replies.json").read_text(encoding="utf-8"))
     assert not set(schemas) & set(replies), f"from the program: {set(schemas) & set(replies)}"
     schemas.update(replies)

@@ -42,6 +42,29 @@ static const struct {
     {"Admission", admission_reply, NULL},
     {"AdapterTotals", adapter_totals_reply, NULL},
     {"RecordedVersion", recorded_version_reply, NULL},
+    {"Ready", ready_reply, NULL},
+    {"Weights", weights_reply, NULL},
+    {"WeightsDiff", weights_diff_reply, NULL},
+    {"Handles", handles_reply, NULL},
+    {"Lease", lease_reply, NULL},
+    {"Adapter", adapter_reply, NULL},
+    {"LoadedAdapter", loaded_adapter_reply, NULL},
+    {"AdapterUsed", adapter_used_reply,
+     "The adapter that made the whole answer; null for the base model"},
+    {"Span", span_reply, "Output tokens [start, end) that one version of the weights made"},
+    {"RelayedSpan", relayed_span_reply,
+     "Of a reply that an engine has made. Exact: `version` made the output tokens [start, end), of "
+     "each sequence if there are several; `end` null: to the last one. Not exact: the list has the "
+     "first and the last version that may have made tokens, with `start` and `end` null; `version` "
+     "and `serial` of the last are null if an update had not ended yet. `version` is null for "
+     "weights without a name, `serial` 0 for those that the engines were started with"},
+    {"Generated", generated_reply, NULL},
+    {"Completion", completion_reply, NULL},
+    {"ChatCompletion", chat_reply, NULL},
+    {"SglangGenerated", sglang_generated_reply,
+     "In a stream of several sequences each event also has `index`, the number of its sequence"},
+    {"SglangLoad", sglang_load_reply, NULL},
+    {"Error", native_error_reply, NULL},
     {"Cause", cause_reply, "Why something failed"},
     {"Result", result_reply,
      "In front of upstream engines, in each reply of a control route and in the details of its "
@@ -191,7 +214,10 @@ static json_t *member_schema(const struct member *m, bool optional, enum form fo
     json_t *schema = type == M_OBJECT && m->of != NULL ? nested_schema(m, form) : json_object();
 
     optional = optional || (type & M_NULL) != 0;
-    set_type(schema, type & ~(unsigned)M_NULL, optional);
+    if (type == M_NULL)
+        set_type(schema, type, false);
+    else
+        set_type(schema, type & ~(unsigned)M_NULL, optional);
     if ((type & M_OBJECT) != 0 && type != M_OBJECT && m->of != NULL)
         (void)json_object_update_missing_new(schema, nested_schema(m, form));
     set_limits(schema, m, form);
