@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Install, build and run every test except those labelled soak or gpu, on a new Debian 12 machine.
 # Usage: deploy/test.sh [all|preset...]   (default: release, the build that ships)
-# all: release, then control (without the engine: the tests that do not need it), asan (AddressSanitizer with UBSan),
-# tsan (ThreadSanitizer)
+# all: release, then control (without the engine), asan (AddressSanitizer with UBSan), tsan (ThreadSanitizer). Each runs
+# the tests that can find something there: see tests/CMakeLists.txt.
 # A test that did not run is named at the end. With CI set it is a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,8 +24,8 @@ deploy/setup.sh test
 # run_tests PRESET: failed tests run once more, one at a time, since a busy machine can be too slow
 # for a test. A finding of a sanitizer fails at once.
 run_tests() {
-  # two tests for each core: a test spends half of its time in waits for deadlines or processes
-  ctest --preset "$1" --parallel $((2 * $(nproc))) --no-tests=error --output-junit junit.xml && return
+  # three tests for each core: a test spends most of its time in waits for deadlines or processes
+  ctest --preset "$1" --parallel $((3 * $(nproc))) --no-tests=error --output-junit junit.xml && return
   if grep -qE '(Address|Leak|Thread)Sanitizer:|runtime error:' "build/$1/Testing/Temporary/LastTest.log"; then
     return 1
   fi
