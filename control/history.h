@@ -36,6 +36,8 @@ struct update_record {
     char weight_version[VERSION_LABEL_MAX + 1]; /* "": none */
     uint64_t serial;                            /* 0: not committed */
     uint64_t nbytes;                            /* received */
+    uint64_t nbytes_made;                       /* of a delta: of the tensors that it made */
+    struct update_base base;                    /* what it builds on */
     uint32_t n_tensors;                         /* received */
     uint32_t n_upstreams;                       /* fleet: that serve the new version */
     uint64_t n_checksums;                       /* as in struct update_info */

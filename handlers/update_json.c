@@ -205,6 +205,10 @@ const struct member update_reply[] = {
     {"placement", M_STRING, .make = placement_json, M_WORDS("replicated", "sharded"),
      .doc = DOC_PLACEMENT},
     {"partial", M_BOOL, M_IN(struct update_info, partial)},
+    {"delta", M_BOOL, M_IN(struct update_info, base.delta),
+     .doc = "Its requests bring parts of a delta (docs/delta.md)"},
+    {"base_version", M_STRING | M_NULL, M_IN(struct update_info, base.label),
+     .doc = "The version that it builds on; null if the start named none"},
     {"weight_version", M_STRING | M_NULL, M_IN(struct update_info, label),
      .doc = "null if none was given yet"},
     {"serial", M_INT | M_NULL, M_IN(struct update_info, serial),
@@ -212,6 +216,9 @@ const struct member update_reply[] = {
     {"staging_nbytes", M_INT, M_IN(struct update_info, nbytes_staging)},
     {"nbytes_done", M_INT, M_IN(struct update_info, nbytes_done)},
     {"nbytes_total", M_INT, M_IN(struct update_info, nbytes_total)},
+    {"nbytes_sent", M_INT, M_IN(struct update_info, nbytes_sent),
+     .doc = "Of the requests that arrived, as sent; with `delta` these are the parts, and "
+            "nbytes_done counts the tensors that were made"},
     {"nbytes_per_s", M_INT | M_NULL, .make = rate_json,
      .doc = "Over the time in which requests were received, with waits for their senders; null "
             "before the first bytes"},

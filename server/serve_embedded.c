@@ -50,7 +50,9 @@ static void update_ended(void *server, const struct update_info *info)
     struct update_record r = {
         .outcome = info->phase == UPDATE_COMMITTED ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
         .serial = info->serial,
-        .nbytes = info->nbytes_done,
+        .nbytes = info->base.delta ? info->nbytes_sent : info->nbytes_done,
+        .nbytes_made = info->base.delta ? info->nbytes_done : 0,
+        .base = info->base,
         .n_tensors = info->n_tensors_done,
         .n_checksums = info->n_checksums,
         .source = info->source,

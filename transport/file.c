@@ -50,6 +50,7 @@ struct loading {
     struct part *parts;              /* owned; [names.n] */
     uint64_t cap;
     char *weight_version; /* owned, or NULL */
+    char *delta_base;     /* owned; of the first file, or NULL */
     uint32_t n_unmapped;  /* tensors that the index does not name */
 };
 
@@ -59,6 +60,7 @@ void file_weights_fini(struct file_weights *w)
     free(w->checksums);
     free(w->has_checksum);
     free(w->weight_version);
+    free(w->delta_base);
     memset(w, 0, sizeof *w);
 }
 
@@ -189,6 +191,23 @@ static int use_label(struct loading *l, struct safetensors *s, const char *name,
     return 0;
 }
 
+/* All files of a delta build on one version. @file  how many were added before */
+static int use_delta_base(struct loading *l, struct safetensors *s, const char *name, uint32_t file,
+                          struct err *e)
+{
+    if (file == 0) {
+        l->delta_base = s->delta_base;
+        s->delta_base = NULL;
+        return 0;
+    }
+    if (l->delta_base == NULL ? s->delta_base == NULL
+                              : s->delta_base != NULL && strcmp(l->delta_base, s->delta_base) == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/path",
+                   "file '%.*s' is not a delta of the same base version as the files before it",
+                   utf8_cut(name, 160), name);
+}
+
 /* Takes over fd. */
 static int file_add_file(struct loading *l, const char *name, int fd,
                          const struct file_index *index, struct err *e)
@@ -208,6 +227,8 @@ static int file_add_file(struct loading *l, const char *name, int fd,
         rc = file_add_tensor(l, &s, i, file, index, e);
     if (rc == 0)
         rc = use_label(l, &s, name, e);
+    if (rc == 0)
+        rc = use_delta_base(l, &s, name, file, e);
     safetensors_fini(&s);
     return rc;
 }
@@ -372,6 +393,8 @@ static int set_offsets(struct loading *l, struct tensor_list *all, struct tensor
     }
     w->weight_version = l->weight_version;
     l->weight_version = NULL;
+    w->delta_base = l->delta_base;
+    l->delta_base = NULL;
     return 0;
 }
 
@@ -418,6 +441,7 @@ static int file_source_of(struct source **out, struct file_weights *w, const cha
     names_fini(&l.names);
     free(l.parts);
     free(l.weight_version);
+    free(l.delta_base);
     if (rc != 0) {
         file_weights_fini(&weights);
         file_close(&l.src->source);

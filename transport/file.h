@@ -18,6 +18,7 @@ struct file_weights {
     struct checksum *checksums;      /* the caller's; [n_tensors] */
     bool *has_checksum;              /* the caller's; [n_tensors] */
     char *weight_version;            /* the caller's; from the metadata, or NULL */
+    char *delta_base;                /* the caller's; as of struct safetensors */
 };
 void file_weights_fini(struct file_weights *w); /* accepts a zeroed one */
 

@@ -58,6 +58,8 @@ struct header {
     struct given_checksum *given; /* owned */
     uint32_t n_given, given_cap;
     char *weight_version, *snapshot; /* owned, or NULL */
+    char *version, *base_version;    /* owned, or NULL: of a delta, if it is one */
+    bool is_delta;
 
     const char *tensor; /* being read, for messages; NULL for none */
     char key[KEY_LEN_MAX + 1], value[VALUE_LEN_MAX + 1];
@@ -128,6 +130,8 @@ static void header_fini(struct header *h)
     free(h->given);
     free(h->weight_version);
     free(h->snapshot);
+    free(h->version);
+    free(h->base_version);
 }
 
 /* Makes an error of the reader's failure. */
@@ -191,12 +195,37 @@ static int safetensors_read_checksum(struct header *h, const char *key, struct e
     return 0;
 }
 
+static int keep_value(struct header *h, char **to, struct err *e)
+{
+    *to = strdup(h->value);
+    return *to != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
+}
+
+/* Other files may have keys of these names too, with values of any length. */
+static int read_delta_value(struct header *h, const char *key, struct err *e)
+{
+    struct json_reader before = h->r;
+
+    if (!json_reader_string(&h->r, h->value, sizeof h->value)) {
+        h->r = before;
+        return json_reader_string(&h->r, NULL, 0) ? 0 : header_refuse_syntax(h, e);
+    }
+    if (strcmp(key, "format") == 0)
+        h->is_delta = strcmp(h->value, SAFETENSORS_DELTA) == 0;
+    else
+        return keep_value(h, strcmp(key, "version") == 0 ? &h->version : &h->base_version, e);
+    return 0;
+}
+
 static int read_metadata_value(struct header *h, const char *key, struct err *e)
 {
     char **to;
 
     if (strncmp(key, CHECKSUM_KEY, sizeof CHECKSUM_KEY - 1) == 0)
         return safetensors_read_checksum(h, key, e);
+    if (strcmp(key, "format") == 0 || strcmp(key, "version") == 0 ||
+        strcmp(key, "base_version") == 0)
+        return read_delta_value(h, key, e);
     if (strcmp(key, VERSION_KEY) == 0)
         to = &h->weight_version;
     else if (strcmp(key, SNAPSHOT_KEY) == 0)
@@ -205,10 +234,7 @@ static int read_metadata_value(struct header *h, const char *key, struct err *e)
         return json_reader_string(&h->r, NULL, 0) ? 0 : header_refuse_syntax(h, e);
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
         return header_refuse_syntax(h, e);
-    *to = strdup(h->value);
-    if (*to == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
-    return 0;
+    return keep_value(h, to, e);
 }
 
 static int read_metadata(struct header *h, struct err *e)
@@ -447,6 +473,24 @@ static int copy_checksums(const struct header *h, struct safetensors *s, struct 
     return 0;
 }
 
+static int settle_delta(struct header *h, struct safetensors *s, struct err *e)
+{
+    if (!h->is_delta)
+        return 0;
+    if (h->base_version == NULL) {
+        h->value[0] = '\0';
+        if (keep_value(h, &h->base_version, e) != 0)
+            return -1;
+    }
+    s->delta_base = h->base_version;
+    h->base_version = NULL;
+    if (s->weight_version == NULL) {
+        s->weight_version = h->version;
+        h->version = NULL;
+    }
+    return 0;
+}
+
 static int header_parse(struct header *h, struct safetensors *s, uint64_t nbytes_total,
                         struct err *e)
 {
@@ -469,7 +513,7 @@ static int header_parse(struct header *h, struct safetensors *s, uint64_t nbytes
     h->weight_version = NULL;
     s->snapshot = h->snapshot;
     h->snapshot = NULL;
-    return 0;
+    return settle_delta(h, s, e);
 }
 
 static int parse_labelled(struct safetensors *out, const void *head, uint64_t nbytes_head,
@@ -518,6 +562,7 @@ void safetensors_fini(struct safetensors *s)
     free(s->has_checksum);
     free(s->weight_version);
     free(s->snapshot);
+    free(s->delta_base);
     memset(s, 0, sizeof *s);
 }
 

@@ -14,6 +14,8 @@
 
 enum { SAFETENSORS_PREFIX = 8, SAFETENSORS_HEADER_MAX = 100000000, SAFETENSORS_DEPTH_MAX = 8 };
 
+#define SAFETENSORS_DELTA "baton-delta-1" /* docs/delta.md */
+
 struct checksum;
 
 struct safetensors {
@@ -24,6 +26,9 @@ struct safetensors {
     bool *has_checksum;         /* owned; [n_tensors] */
     char *weight_version;       /* owned; __metadata__ "baton.weight_version", or NULL */
     char *snapshot;             /* owned; __metadata__ "baton.snapshot", or NULL */
+    char *delta_base;           /* owned; __metadata__ "base_version" of a delta, whose "format" is
+                                   SAFETENSORS_DELTA ("" if it says none); NULL: it is no delta.
+                                   Its "version" then is weight_version */
 };
 
 /* safetensors_head_nbytes - how long the head (8 + N bytes) is.

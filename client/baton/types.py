@@ -44,11 +44,14 @@ class Update(_Update, total=False):
     coverage: Optional[Literal["whole", "as_before", "partial", "incomplete", "unknown"]]
     placement: Literal["replicated", "sharded"]
     partial: bool
+    delta: bool
+    base_version: Optional[str]
     weight_version: Optional[str]
     serial: Optional[int]
     staging_nbytes: int
     nbytes_done: int
     nbytes_total: int
+    nbytes_sent: int
     nbytes_per_s: Optional[int]
     n_tensors_done: int
     n_tensors_total: int
@@ -117,6 +120,9 @@ class UpdateRecord(TypedDict, total=False):
     ended_at: int
     seconds: UpdateRecordSeconds
     nbytes: int
+    delta: bool
+    base_version: Optional[str]
+    nbytes_made: int
     source: Optional[str]
     route: Optional[str]
     code: Optional[ErrorCode]

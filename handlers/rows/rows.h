@@ -26,6 +26,13 @@ extern const struct member step_rows[]; /* the place of one sample in its trajec
 #define DOC_LABEL                                                                                  \
     "The trainer's own name for these weights. It must not begin with baton:unfinished:, "         \
     "which marks updates that have not ended"
+#define DOC_BASE_VERSION                                                                           \
+    "The label of the version that the update builds on: 409 (`precondition_failed`) if another "  \
+    "one is served, or was committed before the first tensors came. Not in front of a fleet "      \
+    "without --stage"
+#define DOC_DELTA                                                                                  \
+    "The tensors are parts of a delta (docs/delta.md): the new tensors are made from those of "    \
+    "`base_version`, which it needs. The update is partial, and nothing is converted"
 #define DOC_PER_GPU                                                                                \
     "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU "           \
     "are sliced by its own list only. The request may also have names, dtypes and shapes "         \

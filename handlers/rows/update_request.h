@@ -29,17 +29,18 @@ struct selector_request {
 struct update_start_request {
     const char *label;
     struct selector_request selector;
-    bool partial, convert;
+    const char *base_version;
+    bool partial, convert, delta;
     int placement; /* enum placement */
     uint32_t lease_s, trainer_ranks;
 };
 
 /* Tensors, besides their list and source; the same in JSON and in the query. */
 struct update_request {
-    const char *update_id, *chunk_id, *label, *path, *format;
+    const char *update_id, *chunk_id, *label, *path, *format, *base_version;
     struct selector_request selector;
-    bool partial, convert, abort_requests;
-    bool partial_given, convert_given, placement_given, trainer_rank_given;
+    bool partial, convert, abort_requests, delta;
+    bool partial_given, convert_given, delta_given, placement_given, trainer_rank_given;
     int placement;
     uint32_t trainer_rank;
 };

@@ -13,6 +13,7 @@
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "handlers/update/pull.h"
+#include "handlers/update/update_delta.h"
 #include "handlers/update/update_params.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
@@ -115,7 +116,8 @@ static void use_file_metadata(struct update_chunk *c, struct file_weights *w)
     }
 }
 
-static int open_path(const struct app *app, struct update_chunk *c, const char *path, struct err *e)
+static int open_path(const struct app *app, struct update_chunk *c, const char *path,
+                     struct delta_request *delta, struct err *e)
 {
     const struct settings *s = &app->settings;
     struct file_weights w = {0};
@@ -126,6 +128,9 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
         return -1;
     use_file_metadata(c, &w);
     rc = use_source_label(c, w.weight_version, e);
+    delta->from_path = true;
+    delta->file_base = w.delta_base;
+    w.delta_base = NULL;
     file_weights_fini(&w);
     return rc;
 }
@@ -168,7 +173,8 @@ static int check_no_nccl_members(const json_t *body, struct err *e)
 
 /* @path  of the request, or NULL */
 static int open_chunk_source(struct app *app, struct update_chunk *c, const char *path,
-                             const json_t *body, const struct body_columns *text, struct err *e)
+                             struct delta_request *delta, const json_t *body,
+                             const struct body_columns *text, struct err *e)
 {
     const char *source;
 
@@ -192,7 +198,7 @@ static int open_chunk_source(struct app *app, struct update_chunk *c, const char
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
                       c->tensor_list->n_tensors, e) != 0)
         return -1;
-    return path != NULL ? open_path(app, c, path, e)
+    return path != NULL ? open_path(app, c, path, delta, e)
                         : shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
@@ -218,8 +224,10 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
 {
     const struct route *route = x->route;
     char id[UPDATE_ID_MAX + 1] = "";
+    struct delta_request delta = {0};
     struct update_request w = {0};
     struct update_chunk *c;
+    int rc;
 
     if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
         return -1;
@@ -234,7 +242,13 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     if (c == NULL)
         return -1;
     update_params_apply(c, &w, x);
-    if (open_chunk_source(app, c, w.path, body, text, e) != 0 ||
+    rc = delta_request_begin(&delta, c, app->weights, &w, e);
+    if (rc == 0)
+        rc = open_chunk_source(app, c, w.path, &delta, body, text, e);
+    if (rc == 0)
+        rc = delta_request_apply(&delta, c, app->weights, e);
+    delta_request_fini(&delta);
+    if (rc != 0 ||
         (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
          request_session_start(c->update_id, app, x, e) != 0)) {
         update_chunk_free(c);
@@ -264,6 +278,7 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
 {
     struct update_request w = {0};
     struct safetensors head = {0};
+    struct delta_request delta = {0};
     struct update_chunk *c;
     int rc;
 
@@ -273,12 +288,19 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
     if (c == NULL)
         return -1;
     update_params_apply(c, &w, x);
-    rc = safetensors_parse(&head, x->body, x->body_len, x->content_length, e);
+    rc = delta_request_begin(&delta, c, app->weights, &w, e);
+    if (rc == 0)
+        rc = safetensors_parse(&head, x->body, x->body_len, x->content_length, e);
     if (rc == 0)
         rc = use_stream_header(c, &head, e);
+    delta.file_base = head.delta_base;
+    head.delta_base = NULL;
     safetensors_fini(&head);
     if (rc == 0)
         rc = body_source_new(&c->source, x, app->settings.body_stall_timeout_ms * 1000, e);
+    if (rc == 0)
+        rc = delta_request_apply(&delta, c, app->weights, e);
+    delta_request_fini(&delta);
     if (rc == 0)
         return submit_chunk(app, x, c, NULL, e);
     update_chunk_free(c);

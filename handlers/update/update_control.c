@@ -9,6 +9,7 @@
 #include "handlers/reply.h"
 #include "handlers/rows/rows.h"
 #include "handlers/rows/update_request.h"
+#include "handlers/update/update_params.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
 #include "handlers/update_json.h"
@@ -21,14 +22,19 @@
 
 enum { REASON_MAX = 200 };
 
-static int update_start_parse(struct update_start *req, const json_t *body, struct err *e)
+static int update_start_parse(struct update_start *req, const struct app *app, const json_t *body,
+                              struct err *e)
 {
     struct update_start_request r = {0};
 
-    if (member_read(&r, update_start_members, body, "", e) != 0)
+    if (member_read(&r, update_start_members, body, "", e) != 0 ||
+        delta_members_check(r.delta, r.base_version, r.convert, e) != 0 ||
+        (r.base_version != NULL &&
+         update_base_find(app->weights->store, r.base_version, &req->base, e) != 0))
         return -1;
+    req->base.delta = r.delta;
     (void)snprintf(req->label, sizeof req->label, "%s", r.label != NULL ? r.label : "");
-    req->partial = r.partial;
+    req->partial = r.partial || r.delta;
     req->convert = r.convert;
     req->sharded = r.placement == PLACEMENT_SHARDED;
     req->lease_s = r.lease_s;
@@ -103,7 +109,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    rc = update_start_parse(&req, body, e);
+    rc = update_start_parse(&req, app, body, e);
     json_decref(body);
     req.anonymous = route->session != SESSION_NAMED;
     req.actor = x->actor;

@@ -6,13 +6,27 @@
 
 #include <stdio.h>
 
+int delta_members_check(bool delta, const char *base_version, bool convert, struct err *e)
+{
+    if (delta && base_version == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/delta",
+                       "a delta needs base_version: the version that it builds on");
+    if (delta && convert)
+        return err_set(e, ERR_BAD_REQUEST, "/convert",
+                       "a delta changes the served bytes: its values have the model's dtypes, and "
+                       "nothing is converted");
+    return 0;
+}
+
 /* Options of a session are given at its start; its chunks must not repeat them. */
 static int params_check(const struct update_request *w, struct err *e)
 {
-    const char *at_start = w->partial_given     ? "/partial"
-                           : w->convert_given   ? "/convert"
-                           : w->placement_given ? "/placement"
-                                                : NULL;
+    const char *at_start = w->partial_given          ? "/partial"
+                           : w->convert_given        ? "/convert"
+                           : w->placement_given      ? "/placement"
+                           : w->delta_given          ? "/delta"
+                           : w->base_version != NULL ? "/base_version"
+                                                     : NULL;
 
     if (w->update_id != NULL && at_start != NULL)
         return err_set(e, ERR_BAD_REQUEST, at_start,
@@ -21,7 +35,7 @@ static int params_check(const struct update_request *w, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "/trainer_rank",
                        "trainer_rank is for a session, in which each rank of the trainer sends its "
                        "part: start one, and name its update_id");
-    return 0;
+    return delta_members_check(w->delta, w->base_version, w->convert, e);
 }
 
 /* Within a session, a client's X-Request-Id is the chunk's id. Not for a whole update: a trainer
@@ -37,7 +51,7 @@ void update_params_apply(struct update_chunk *c, const struct update_request *w,
         (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->actor.request_id);
     if (w->label != NULL)
         (void)snprintf(c->label, sizeof c->label, "%s", w->label);
-    c->partial = w->partial;
+    c->partial = w->partial || w->delta;
     c->convert = w->convert || route_converts(x->route);
     c->sharded = w->placement == PLACEMENT_SHARDED;
     c->has_trainer_rank = w->trainer_rank_given;

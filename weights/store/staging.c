@@ -23,9 +23,14 @@ static int slab_of(struct slab_pool *pool, uint64_t nbytes, struct slab **out, s
     return slab_pool_check(pool, nbytes, e) == 0 ? slab_new(out, pool, nbytes, e) : -1;
 }
 
+int store_scratch(struct store *s, uint64_t nbytes, struct slab **out, struct err *e)
+{
+    return slab_of(s->scratch, nbytes, out, e);
+}
+
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e)
 {
-    return slab_of(g->store->scratch, nbytes, out, e);
+    return store_scratch(g->store, nbytes, out, e);
 }
 
 static uint64_t staging_aligned(uint64_t offset)

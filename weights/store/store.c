@@ -519,6 +519,24 @@ static int wait_version_slot_locked(struct store *s, uint64_t deadline_us, const
     return 0;
 }
 
+/* A commit may have come since the client learned what is served. */
+static int check_base_locked(const struct store *s, uint64_t serial, struct err *e)
+{
+    const struct version *v = s->current != NULL ? &s->current->version : NULL;
+
+    if (serial == 0 || (v != NULL && v->serial == serial))
+        return 0;
+    if (v == NULL)
+        return err_set(e, ERR_PRECONDITION, "/base_version",
+                       "this update builds on serial %llu, and no weights are served: send the "
+                       "whole model",
+                       (unsigned long long)serial);
+    return err_set(e, ERR_PRECONDITION, "/base_version",
+                   "this update builds on serial %llu, and serial %llu ('%.128s') was committed "
+                   "since: abort it, and send what changed since that, or the whole model",
+                   (unsigned long long)serial, (unsigned long long)v->serial, v->label);
+}
+
 static int staging_begin_locked(struct store *s, const struct staging_cfg *cfg,
                                 uint64_t deadline_us, const atomic_bool *stop, struct staging *g,
                                 struct err *e)
@@ -529,6 +547,8 @@ static int staging_begin_locked(struct store *s, const struct staging_cfg *cfg,
         return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
     if (cfg->partial && s->current == NULL)
         return store_refuse_state_locked(s, e);
+    if (check_base_locked(s, cfg->base_serial, e) != 0)
+        return -1;
     s->staging_open = true; /* set also while waiting: one staging at a time */
     g->partial = cfg->partial;
     g->sharded = cfg->sharded;

@@ -146,19 +146,23 @@ struct staging_cfg {
     bool partial;          /* untouched tensors are shared with the predecessor */
     bool sharded;          /* the ranks together must be complete, not each by itself */
     const char *commit_id; /* [ID_LEN], of the version; NULL: a new one */
+    uint64_t base_serial;  /* what must be served: the staging builds on it; 0: whatever is */
 };
 
 /* store_stage - begin. One at a time.
  * @deadline_us  how long to wait for a version to be freed when n_versions_max live
  * @stop         fails with ERR_CONFLICT soon after it is set; NULL: never
  * Errors: ERR_CONFLICT (another staging is open; too many live versions; level 1 sleep; stopped),
+ *         ERR_PRECONDITION (at /base_version: another version is served than `base_serial`; until
+ *         the staging ends no other one can be committed),
  *         ERR_UNSYNCED, ERR_ASLEEP (partial, but nothing to build on), ERR_NO_MEMORY. */
 int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                 const atomic_bool *stop, struct staging **out, struct err *e);
 
-/* staging_slab - take scratch memory of the host. @out one reference, the caller's.
+/* staging_slab, store_scratch - take scratch memory of the host. @out one reference, the caller's.
  * Errors: ERR_NO_STAGING. */
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e);
+int store_scratch(struct store *s, uint64_t nbytes, struct slab **out, struct err *e);
 
 /* Memory for a chunk in a place. */
 struct staging_memory {

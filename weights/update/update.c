@@ -264,7 +264,36 @@ static int check_idle_locked(struct updates *u, struct err *e)
 }
 
 /* Checks the state of the store; the worker checks again when it stages. */
-int update_check_base(const struct store_info *info, bool partial, struct err *e)
+static int refuse_base(const struct store_info *info, const struct update_base *base, struct err *e)
+{
+    if (info->state == STORE_UNSYNCED || info->state == STORE_DROPPED)
+        return err_set(e, ERR_PRECONDITION, "/base_version",
+                       "the update builds on version '%.128s', and no weights are served: send the "
+                       "whole model",
+                       base->label);
+    return err_set(e, ERR_PRECONDITION, "/base_version",
+                   "the update builds on version '%.128s', and '%.128s' (serial %llu) is served: "
+                   "send what changed since that, or the whole model",
+                   base->label, info->label, (unsigned long long)info->serial);
+}
+
+int update_base_find(struct store *s, const char *label, struct update_base *out, struct err *e)
+{
+    struct update_base base = {0};
+    struct store_info info;
+
+    (void)snprintf(base.label, sizeof base.label, "%s", label);
+    store_info(s, &info);
+    if (info.state == STORE_UNSYNCED || info.state == STORE_DROPPED ||
+        strcmp(info.label, label) != 0)
+        return refuse_base(&info, &base, e);
+    base.serial = info.serial;
+    *out = base;
+    return 0;
+}
+
+int update_check_base(const struct store_info *info, bool partial, const struct update_base *base,
+                      struct err *e)
 {
     if (info->state == STORE_ASLEEP)
         return err_set(e, ERR_CONFLICT, "",
@@ -273,7 +302,7 @@ int update_check_base(const struct store_info *info, bool partial, struct err *e
     if (partial && (info->state == STORE_UNSYNCED || info->state == STORE_DROPPED))
         return err_set(e, ERR_UNSYNCED, "/partial",
                        "a partial update needs weights to build on, and none are committed");
-    return 0;
+    return base->serial == 0 || base->serial == info->serial ? 0 : refuse_base(info, base, e);
 }
 
 static struct session *session_of_start(struct updates *u, const struct update_start *req,
@@ -286,6 +315,7 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->convert = req->convert;
+    s->base = req->base;
     s->auto_commit = req->auto_commit;
     s->anonymous = req->anonymous || req->auto_commit;
     s->actor = req->actor;
@@ -309,7 +339,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     assert(req->lease_s >= 1 && req->lease_s <= UPDATE_LEASE_S_MAX);
     assert(req->trainer_ranks <= UPDATE_TRAINER_RANKS_MAX);
     store_info(u->cfg.store, &base);
-    if (update_check_base(&base, req->partial, e) != 0)
+    if (update_check_base(&base, req->partial, &req->base, e) != 0)
         return -1;
     if (!req->partial)
         update_check_memory(u, &base, req->sharded, &no_room);

@@ -82,6 +82,13 @@ struct update_sender {
     enum err_code refused; /* why its last request was refused; ERR_NONE: it was not */
 };
 
+/* The version that must be served when an update begins to build on it. */
+struct update_base {
+    uint64_t serial;                   /* 0: whatever is served */
+    char label[VERSION_LABEL_MAX + 1]; /* as its client named it: for replies */
+    bool delta;                        /* the requests bring parts of a delta (weights/delta/) */
+};
+
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
@@ -96,7 +103,10 @@ struct update_info {
     uint64_t nbytes_staging;            /* size of the staging: the model spec; partial: the chunks
                                            so far */
     uint64_t nbytes_done, nbytes_total; /* as sent: the chunks so far; the total of a whole update
-                                           adds what is still missing */
+                                           adds what is still missing. Of a delta: of the tensors
+                                           that it makes */
+    uint64_t nbytes_sent;               /* of the chunks that arrived; of a delta: of its parts */
+    struct update_base base;
     uint32_t n_tensors_done, n_tensors_total;
     char tensor[TENSOR_LIST_NAME_LEN_MAX + 1]; /* being received now, "" if none */
     uint64_t lease_left_us;    /* until the lease ends; the whole lease while chunks are
@@ -148,9 +158,15 @@ int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err 
 void updates_stop(struct updates *u);
 void updates_free(struct updates *u); /* stops first; accepts NULL */
 
+/* update_base_find - the served version, if its label is `label`.
+ * Errors: ERR_PRECONDITION at /base_version: another one is served, or none; the message names
+ * both. *out is untouched. */
+int update_base_find(struct store *s, const char *label, struct update_base *out, struct err *e);
+
 struct update_start {
     bool partial, convert;
-    bool sharded;     /* the ranks together must be complete, not each by itself */
+    struct update_base base; /* with `delta` also partial, and not convert */
+    bool sharded;            /* the ranks together must be complete, not each by itself */
     bool anonymous;   /* opened by a dialect whose requests carry no update_id; no member of them
                          says `sharded`: a chunk that brings ranks different tensors does */
     bool auto_commit; /* opened by a dialect's first bucket: commits by itself when covered */
@@ -165,6 +181,8 @@ struct update_start {
  * Errors: ERR_CONFLICT    one is open: its id, phase and lease are in the message
  *         ERR_NO_STAGING  staging would not fit
  *         ERR_UNSYNCED    partial without a base
+ *         ERR_PRECONDITION at /base_version: another version is served than `base` (also of the
+ *                         first chunk, if a commit came in between)
  *         ERR_DRAINING, ERR_NO_MEMORY
  *         Nothing changes on an error. Blocks: no: staging begins with the first chunk, on the
  *         worker. */
@@ -211,6 +229,10 @@ struct update_chunk {
     char label[VERSION_LABEL_MAX + 1];      /* "" = not given */
     char commit_id[ID_LEN + 1];             /* of the version that a one-shot update restores, or
                                                "": a new version */
+    struct update_base base;                /* one-shot update only */
+    const struct chunk_rank *sent;          /* a delta: the parts, from which `source` makes the
+                                               tensors of `tensor_list`; borrowed from the source.
+                                               NULL: tensor_list is what is sent */
     bool sharded;                           /* one-shot update only */
     bool has_trainer_rank;                  /* sessions only */
     uint32_t trainer_rank;                  /* below UPDATE_TRAINER_RANKS_MAX */

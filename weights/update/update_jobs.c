@@ -91,7 +91,8 @@ static int job_enter_phase(struct updates *u, struct update_job *job, enum updat
 static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
                           struct err *e)
 {
-    struct staging_cfg cfg = {.partial = s->partial, .commit_id = s->commit_id};
+    struct staging_cfg cfg = {
+        .partial = s->partial, .commit_id = s->commit_id, .base_serial = s->base.serial};
 
     mtx_lock(&u->lock);
     cfg.sharded = s->sharded;
@@ -186,7 +187,8 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
         session_remember_locked(s, &job->key);
         keep_list_locked(s, job->chunk);
         non_finite_join(&s->non_finite, &job->non_finite);
-        u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
+        s->nbytes_sent += chunk_nbytes_sent(job->chunk, s->n_ranks);
+        u->stats.nbytes_received += chunk_nbytes_sent(job->chunk, s->n_ranks);
         if (job->chunk->label[0] != '\0')
             memcpy(s->label, job->chunk->label, sizeof s->label);
     }

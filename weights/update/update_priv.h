@@ -134,6 +134,7 @@ struct session {
     uint64_t nbytes_claimed;  /* of the model spec */
     uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
     uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
+    uint64_t nbytes_sent;     /* the same; of a delta: of its parts */
     uint64_t serial;
     uint64_t receive_us, verify_us, commit_us;
     uint64_t ended_us;              /* 0 until then */
@@ -160,6 +161,7 @@ struct session {
                                    a version that is restored */
     uint64_t began_us;
     struct actor actor;
+    struct update_base base;
     bool one_shot; /* a one-shot update */
     bool auto_commit, anonymous, partial, convert;
     uint32_t n_ranks;
@@ -222,7 +224,8 @@ struct updates {
 int update_not_found(const char *id, struct err *e);
 int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
 /* Are there weights that a partial update can build on? The worker checks again when it stages. */
-int update_check_base(const struct store_info *base, bool partial, struct err *e);
+int update_check_base(const struct store_info *info, bool partial, const struct update_base *base,
+                      struct err *e);
 /* Leaves `e` clean if the memory is free, or soon will be. No lock held. */
 void update_check_job_memory(struct updates *u, const struct store_info *base,
                              const struct update_job *job, struct err *e);
@@ -407,6 +410,11 @@ const struct tensor_list *chunk_tensor_list(const struct update_chunk *c, uint32
 const struct layout *job_layout(const struct update_job *job, uint32_t rank);
 uint64_t chunk_nbytes(const struct update_chunk *c,
                       uint32_t n_ranks); /* as sent, each tensor list once */
+/* The same; of a delta: of its parts. */
+static inline uint64_t chunk_nbytes_sent(const struct update_chunk *c, uint32_t n_ranks)
+{
+    return c->sent != NULL ? c->sent->tensor_list->nbytes : chunk_nbytes(c, n_ranks);
+}
 
 /* update_finite.c */
 

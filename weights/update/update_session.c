@@ -230,6 +230,8 @@ void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_
     (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
     (void)snprintf(out->digest, sizeof out->digest, "%s", c->tensor_list->digest);
     out->trainer_rank = c->has_trainer_rank ? c->trainer_rank : UPDATE_TRAINER_RANKS_MAX;
+    if (c->sent != NULL)
+        key_add_rank(out, 0, c->sent);
     if (c->ranks == NULL)
         key_add_sums(out, 0, c->tensor_list, c->checksums, c->has_checksum);
     for (uint32_t r = 0; c->ranks != NULL && r < n_ranks; r++)
@@ -363,6 +365,8 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->nbytes_staging = s->partial ? s->nbytes_claimed : u->model_spec->tensor_list->nbytes;
     out->nbytes_done = s->nbytes_done;
     out->nbytes_total = nbytes_total(u, s);
+    out->nbytes_sent = s->nbytes_sent;
+    out->base = s->base;
     out->n_tensors_total = s->partial ? s->n_claimed : u->model_spec->tensor_list->n_tensors;
     out->n_tensors_done = s->n_arrived;
     out->lease_left_us = lease_left(u, s);

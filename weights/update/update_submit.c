@@ -282,6 +282,7 @@ static struct session *session_of_chunk(struct updates *u, const struct update_j
     s->partial = job->chunk->partial;
     s->sharded = job->chunk->sharded;
     s->convert = job->chunk->convert;
+    s->base = job->chunk->base;
     s->key = job->key;
     s->actor = job->chunk->actor;
     memcpy(s->label, job->chunk->label, sizeof s->label);
@@ -298,7 +299,7 @@ static int submit_one_shot(struct updates *u, struct update_job *job, struct err
     int rc;
 
     store_info(u->cfg.store, &base);
-    if (update_check_base(&base, job->chunk->partial, e) != 0)
+    if (update_check_base(&base, job->chunk->partial, &job->chunk->base, e) != 0)
         return -1;
     update_check_job_memory(u, &base, job, &no_room);
     s = session_of_chunk(u, job, e);

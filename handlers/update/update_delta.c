@@ -1,0 +1,88 @@
+/* The tensors of a request become a delta: its source and list become those of what it makes. */
+#include "handlers/update/update_delta.h"
+
+#include "weights/delta/delta_source.h"
+#include "weights/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int delta_request_begin(struct delta_request *out, struct update_chunk *c,
+                        const struct app_weights *weights, const struct update_request *w,
+                        struct err *e)
+{
+    struct update_info info;
+
+    if (c->update_id[0] != '\0') {
+        if (updates_get(weights->updates, c->update_id, &info, e) != 0)
+            return -1;
+        out->base = info.base;
+        return 0;
+    }
+    if (w->base_version == NULL)
+        return 0;
+    if (update_base_find(weights->store, w->base_version, &c->base, e) != 0)
+        return -1;
+    c->base.delta = w->delta;
+    out->base = c->base;
+    return 0;
+}
+
+void delta_request_fini(struct delta_request *r)
+{
+    free(r->file_base);
+    r->file_base = NULL;
+}
+
+static int check_file(const struct delta_request *r, struct err *e)
+{
+    const char *field = r->from_path ? "/path" : "/base_version";
+
+    if (r->file_base == NULL && !r->from_path)
+        return 0;
+    if (r->file_base == NULL)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "the file is no delta: its __metadata__ has no \"format\": \"%s\"; without "
+                       "\"delta\" its tensors are read as they are",
+                       SAFETENSORS_DELTA);
+    if (strcmp(r->file_base, r->base.label) != 0)
+        return err_set(e, ERR_PRECONDITION, field,
+                       "the delta's __metadata__ says that it builds on version '%.128s', but the "
+                       "request says '%.128s'",
+                       r->file_base, r->base.label);
+    return 0;
+}
+
+int delta_request_apply(struct delta_request *r, struct update_chunk *c,
+                        const struct app_weights *weights, struct err *e)
+{
+    struct delta_link link = {0};
+    struct delta_source_cfg cfg = {.store = weights->store,
+                                   .base_serial = r->base.serial,
+                                   .links = &link,
+                                   .n_links = 1,
+                                   .devices = weights->devices,
+                                   .n_devices = weights->n_devices};
+
+    if (!r->base.delta || c->source == NULL)
+        return 0;
+    if (c->ranks != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "the parts of a delta are one list, the same for every GPU");
+    if (check_file(r, e) != 0 ||
+        delta_of_parts(&link.delta, store_model_spec(weights->store), c->tensor_list, e) != 0)
+        return -1;
+    link.source = c->source;
+    link.sent = (struct chunk_rank){c->tensor_list, c->checksums, c->has_checksum};
+    c->source = NULL;
+    c->tensor_list = NULL;
+    c->checksums = NULL;
+    c->has_checksum = NULL;
+    free(c->origins); /* they are places of parts */
+    c->origins = NULL;
+    c->n_origins = 0;
+    if (delta_source_new(&c->source, &c->tensor_list, &cfg, e) != 0)
+        return -1;
+    c->sent = delta_source_sent(c->source);
+    return 0;
+}

@@ -1,0 +1,35 @@
+/* Requests whose tensors are parts of a delta. */
+#ifndef BATON_HANDLERS_UPDATE_UPDATE_DELTA_H
+#define BATON_HANDLERS_UPDATE_UPDATE_DELTA_H
+
+#include "base/err.h"
+#include "handlers/app.h"
+#include "handlers/rows/update_request.h"
+#include "weights/update/update.h"
+
+/* What is known of a request before its tensors are. Zeroed: it is no delta. */
+struct delta_request {
+    struct update_base base; /* of its update */
+    bool from_path;
+    char *file_base; /* owned; the base_version that the file or the body says in its metadata;
+                        NULL: it is no delta file */
+};
+
+/* delta_request_begin - find what the update of a chunk builds on: for a whole update as the
+ * request says, which is then also in c->base; else as the session's start said.
+ * @out  zeroed
+ * Errors: ERR_PRECONDITION at /base_version; ERR_NOT_FOUND (no such update). */
+int delta_request_begin(struct delta_request *out, struct update_chunk *c,
+                        const struct app_weights *weights, const struct update_request *w,
+                        struct err *e);
+void delta_request_fini(struct delta_request *r);
+
+/* delta_request_apply - make the parts that a chunk brings the tensors that come of them. Does
+ * nothing if the update is no delta.
+ * Errors: ERR_BAD_REQUEST (the file is no delta; each GPU gets a list of its own; parts as in
+ * delta_of_parts), ERR_PRECONDITION (the file builds on another version), ERR_MISMATCH,
+ * ERR_NO_MEMORY. */
+int delta_request_apply(struct delta_request *r, struct update_chunk *c,
+                        const struct app_weights *weights, struct err *e);
+
+#endif

@@ -1,0 +1,413 @@
+"""Updates whose tensors are parts of a delta. Whatever kind and source, the served bytes are those of the whole push; and
+after whatever is refused, those of before.
+Usage: delta.py BATON CLIENT_DIR FOLDER TESTS"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import threading
+
+import numpy
+
+BATON, CLIENT, FOLDER, TESTS = sys.argv[1:5]
+sys.path.insert(0, CLIENT)
+import baton  # noqa: E402
+import baton.host  # noqa: E402
+from fleet_world import WAIT_S, Server, until  # noqa: E402
+
+LOG = os.path.join(FOLDER, "delta.log")
+MODEL = os.path.join(TESTS, "fixtures/kjv-qwen3-1m")
+EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
+VIAS = ("body", "shm", "path")
+zstd = ctypes.CDLL("libzstd.so.1")
+zstd.ZSTD_compress.restype = ctypes.c_size_t
+n_checks = 0
+
+
+def same(found, wanted, about):
+    global n_checks
+    n_checks += 1
+    assert found == wanted, f"{about}: {found!r}, wanted {wanted!r}"
+
+
+def read(path):
+    """{name: (shape, array of u16)}, of BF16."""
+    with open(path, "rb") as f:
+        head = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        data = f.read()
+    head.pop("__metadata__", None)
+    return {n: (t["shape"], numpy.frombuffer(data[slice(*t["data_offsets"])], "<u2")) for n, t in head.items()}
+
+
+STEP = {n: read(f"{MODEL}/checkpoints/step-{n:05}.safetensors") for n in (0, 100, 1500)}
+
+
+def some_changed(step, seed, share=0.01):
+    """A bf16 step up or down of a part of the elements; the norms stay."""
+    draw = numpy.random.default_rng(seed)
+    out = {}
+    for name, (shape, old) in step.items():
+        where = draw.random(old.size) < share if len(shape) > 1 else numpy.zeros(old.size, bool)
+        out[name] = (shape, old + (where * draw.choice([1, 0xFFFF], old.size)).astype("<u2"))
+    return out
+
+
+def compressed(data):
+    out = ctypes.create_string_buffer(len(data) + 1000)
+    n = zstd.ZSTD_compress(out, ctypes.c_size_t(len(out)), data, ctypes.c_size_t(len(data)), 1)
+    return out.raw[:n]
+
+
+def parts_of(name, shape, old, new, kind):
+    """[(name, dtype, shape, bytes)] of the change of one tensor."""
+    where = numpy.flatnonzero(old != new)
+    xor, count = (old ^ new)[where], len(where)
+    if kind == "whole":
+        return [(name, "BF16", shape, new.tobytes())]
+    if kind == "xor":
+        return [(f"{name}#xor", "U16", shape, (old ^ new).tobytes())]
+    if kind == "bitmap":
+        bits = numpy.packbits(old != new, bitorder="little")
+        return [(f"{name}#bitmap", "U8", [len(bits)], bits.tobytes()), (f"{name}#xor", "U16", [count], xor.tobytes())]
+    if kind == "index":
+        return [(f"{name}#index", "I32", [count], where.astype("<i4").tobytes()),
+                (f"{name}#value", "BF16", [count], new[where].tobytes())]
+    if kind == "range":
+        first = where[numpy.diff(where, prepend=-2) != 1]
+        last = where[numpy.diff(where, append=where[-1] + 2 if count else 0) != 1] if count else where
+        pairs = numpy.stack([first, last - first + 1], 1).astype("<u8")
+        return [(f"{name}#range", "U64", list(pairs.shape), pairs.tobytes()),
+                (f"{name}#value", "U16", [count], new[where].tobytes())]
+    gaps, values, before = [], [], 0
+    for i, x in zip(where.tolist(), xor.tolist()):
+        while i - before > 0xFFFF:
+            gaps.append(0xFFFF)
+            values.append(0)
+            before += 0x10000
+        gaps.append(i - before)
+        values.append(x)
+        before = i + 1
+    return [(f"{name}#gap", "U16", [len(gaps)], numpy.array(gaps, "<u2").tobytes()),
+            (f"{name}#xor", "U16", [len(gaps)], numpy.array(values, "<u2").tobytes())]
+
+
+def delta_of(old, new, kind="gap", zst=False, names=None):
+    parts = []
+    for name, (shape, before) in old.items():
+        after = new[name][1]
+        if names is None and (before == after).all() or names is not None and name not in names:
+            continue
+        for part, dtype, dims, data in parts_of(name, shape, before, after, kind):
+            if zst and "#" in part:
+                data = compressed(data)
+                part, dtype, dims = part + ".zst", "U8", [len(data)]
+            parts.append((part, dtype, dims, data))
+    return parts
+
+
+def tensors_of(parts):
+    return {n: (dtype, shape, memoryview(data)) for n, dtype, shape, data in parts}
+
+
+def all_of(step):
+    return {n: ("BF16", shape, memoryview(a.tobytes())) for n, (shape, a) in step.items()}
+
+
+def delta_file(parts, base, version=None, form="baton-delta-1", name="delta.safetensors"):
+    head, at = {"__metadata__": {"format": form, "base_version": base, "note": "x" * 1000}}, 0
+    if version:
+        head["__metadata__"]["version"] = version
+    for part, dtype, shape, data in parts:
+        head[part] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(head).encode()
+    path = os.path.join(FOLDER, name)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text + b"".join(p[3] for p in parts))
+    return path
+
+
+def send(s, tensors, via, checksums=False, **members):
+    """One request, with any members."""
+    named = tensors if isinstance(tensors, str) else [(n, baton.Tensor(*t)) for n, t in tensors.items()]
+    by = {"body": baton.host.by_body, "shm": baton.host.by_shm}
+    with baton.host.by_path(named, WAIT_S) if via == "path" else by[via](named, checksums, WAIT_S) as ask:
+        return ask(s.url, members, None)
+
+
+def push(s, parts, via, base, label, **more):
+    tensors = delta_file(parts, base) if via == "path" else tensors_of(parts)
+    return send(s, tensors, via, weight_version=label, base_version=base, delta=True, **more)
+
+
+def refused(call, status, code, *words):
+    """Returns the error."""
+    try:
+        said = call()
+    except baton.BatonError as e:
+        same((e.status, e.code), (status, code), f"{words}: {e}")
+        for word in words:
+            same(word in str(e), True, f"{word!r} in {e}")
+        return e
+    raise AssertionError(f"{words}: not refused: {said}")
+
+
+def served(s):
+    said = s.post("/v1/weights/check", {"action": "checksum"})
+    sums = said["checksums"]
+    return {n: v if isinstance(v, str) else v["sha256"] for n, v in sums.items()}
+
+
+def sha(step):
+    return {n: hashlib.sha256(a.tobytes()).hexdigest() for n, (_, a) in step.items()}
+
+
+def serves(s, step, label, about):
+    same(served(s), sha(step), about)
+    same(s.status()["weights"]["weight_version"], label, about)
+
+
+def serve(*options, port=0):
+    return Server(BATON, LOG, "--engine", "none", "--manifest", f"{MODEL}/checkpoints/step-00000.safetensors",
+                  "--allow-path", FOLDER, *options, port=port)
+
+
+def whole(s, step, label):
+    return send(s, all_of(step), "shm", weight_version=label)
+
+
+# every kind by every source, each on top of the one before
+
+def every_kind():
+    with serve() as s:
+        sent = whole(s, STEP[0], "step-0")["nbytes_sent"]
+        step, label, seed = STEP[0], "step-0", 0
+        for kind in ("gap", "xor", "bitmap", "index", "range", "whole"):
+            for via in VIAS:
+                zst = seed % 2 == 1
+                following = some_changed(step, seed)
+                parts = delta_of(step, following, kind, zst)
+                said = push(s, parts, via, label, f"s{seed}", checksums=seed % 3 == 0)
+                about = f"{kind} by {via}, zst {zst}"
+                n = len({p[0].partition("#")[0] for p in parts})
+                same((said["delta"], said["base_version"], said["partial"], said["phase"]), (True, label, True, "committed"),
+                     about)
+                same(said["n_tensors_done"], n, about)
+                same(said["nbytes_sent"], sum(len(p[3]) for p in parts), about)
+                same(said["nbytes_done"], sum(a.nbytes for n, (_, a) in following.items()
+                                              if any(p[0].partition("#")[0] == n for p in parts)), about)
+                sent += said["nbytes_sent"]
+                record = s.status()["recent_updates"][-1]
+                same((record["delta"], record["base_version"], record["nbytes"], record["nbytes_made"]),
+                     (True, label, said["nbytes_sent"], said["nbytes_done"]), about)
+                step, label, seed = following, f"s{seed}", seed + 1
+                serves(s, step, label, about)
+        # A large change, and back.
+        sent += push(s, delta_of(step, STEP[1500], "xor", True), "body", label, "step-1500")["nbytes_sent"]
+        serves(s, STEP[1500], "step-1500", "all of it")
+        # The file names its version; the request's counts.
+        path = delta_file(delta_of(STEP[1500], STEP[100], "xor"), "step-1500", "from-file")
+        said = s.post("/v1/update_weights", {"path": path, "base_version": "step-1500", "delta": True})
+        same(said["weight_version"], "from-file", "the file's version")
+        sent += said["nbytes_sent"]
+        serves(s, STEP[100], "from-file", "by path")
+        received = s.ask("GET", "/metrics")[1].split("\nbaton_updates_received_bytes_total ")[1].split("\n")[0]
+        same(float(received), sent, "the metric counts what was sent")
+
+
+# what is refused; the served bytes stay
+
+def wrong_bases():
+    one, two = some_changed(STEP[0], 1), some_changed(STEP[0], 2)
+    parts = delta_of(STEP[0], one)
+    with serve() as s:
+        refused(lambda: push(s, parts, "body", "step-0", "one"), 409, "precondition_failed", "step-0", "no weights")
+        whole(s, STEP[0], "step-0")
+        for via in VIAS:
+            refused(lambda v=via: push(s, parts, v, "step-7", "one"), 409, "precondition_failed", "'step-7'", "'step-0'",
+                    "whole model")
+        # The file is of another base than the request says, or no delta.
+        path = delta_file(parts, "step-9")
+        refused(lambda: send(s, path, "path", base_version="step-0", delta=True), 409, "precondition_failed",
+                "'step-9'", "'step-0'")
+        path = delta_file(parts, "step-0", form="pt")
+        refused(lambda: send(s, path, "path", base_version="step-0", delta=True), 400, "bad_request",
+                "no delta")
+        path = f"{FOLDER}/whole.safetensors"
+        with open(f"{MODEL}/checkpoints/step-00100.safetensors", "rb") as f, open(path, "wb") as to:
+            to.write(f.read())
+        refused(lambda: send(s, path, "path", base_version="step-0", delta=True), 400, "bad_request",
+                "no delta")
+        refused(lambda: send(s, delta_file(parts, "step-0"), "path", partial=True), 422,
+                "manifest_mismatch", "#gap")
+        refused(lambda: push(s, parts, "body", "step-0", "one", convert=True), 400, "bad_request", "convert")
+        refused(lambda: send(s, tensors_of(parts), "shm", delta=True), 400, "bad_request", "base_version")
+        serves(s, STEP[0], "step-0", "after refusals")
+
+        # A precondition of any update.
+        refused(lambda: send(s, all_of(two), "shm", weight_version="two", base_version="x"), 409,
+                "precondition_failed", "'x'", "'step-0'")
+        said = send(s, all_of(two), "shm", weight_version="two", base_version="step-0")
+        same((said["delta"], said["partial"], said["base_version"]), (False, False, "step-0"), "a whole update on a base")
+        serves(s, two, "two", "a whole update")
+
+        # A session keeps to the bytes that it was started for, whatever their name is by then.
+        start = s.post("/v1/update_weights/start", {"base_version": "two", "delta": True, "weight_version": "three"})
+        s.post("/v1/weights/label", {"weight_version": "renamed"})
+        three = some_changed(two, 3)
+        send(s, tensors_of(delta_of(two, three)), "shm", update_id=start["update_id"])
+        s.post("/v1/weights/label", {"weight_version": "again"})
+        s.post("/v1/update_weights/finish", {"update_id": start["update_id"]})
+        serves(s, three, "three", "renamed meanwhile")
+        # Another version under the old name: the sums of the finish find it.
+        whole(s, one, "two")
+        start = s.post("/v1/update_weights/start", {"base_version": "two", "delta": True, "weight_version": "four"})
+        send(s, tensors_of(delta_of(two, three, names=[EMBED])), "shm", update_id=start["update_id"])
+        status, said = s.ask("POST", "/v1/update_weights/finish", {
+            "update_id": start["update_id"], "checksums": {EMBED: baton.checksum(three[EMBED][1].tobytes())}})
+        same((status, said["error"]["code"]), (422, "checksum_mismatch"), "another version under its name")
+        serves(s, one, "two", "another version under its name")
+
+
+def committed_meanwhile():
+    """Two updates of one request build on the same version, and the first is not received yet when the second comes."""
+    one, two = some_changed(STEP[0], 1), some_changed(STEP[0], 2)
+    with serve() as s:
+        whole(s, STEP[0], "step-0")
+        path = delta_file(delta_of(STEP[0], one), "step-0")
+        outcomes = []
+
+        def ask():
+            outcomes.append(s.ask("POST", "/v1/update_weights", {"path": path, "base_version": "step-0", "delta": True,
+                                                                 "weight_version": "one"}))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        good = [o for o in outcomes if o[0] == 200]
+        bad = [o[1]["error"]["code"] for o in outcomes if o[0] != 200]
+        # the label makes equal requests one update, which is answered to each that comes after it
+        same({o[1]["serial"] for o in good}, {2}, outcomes)
+        same(set(bad) <= {"conflict", "precondition_failed"}, True, outcomes)
+        serves(s, one, "one", "eight at once")
+        path = delta_file(delta_of(STEP[0], two), "step-0", name="late.safetensors")
+        refused(lambda: send(s, path, "path", base_version="step-0", delta=True), 409,
+                "precondition_failed", "'step-0'", "'one'")
+        serves(s, one, "one", "too late")
+
+
+def repeated_and_broken():
+    one = some_changed(STEP[0], 1)
+    sums = {n: baton.checksum(a.tobytes()) for n, (_, a) in one.items()}
+    parts = delta_of(STEP[0], one)
+    half = len(parts) // 4 * 2
+    with serve() as s:
+        whole(s, STEP[0], "step-0")
+
+        def start():
+            return s.post("/v1/update_weights/start", {"base_version": "step-0", "delta": True,
+                                                       "weight_version": "one"})["update_id"]
+
+        # A chunk twice, by its id and without; the second half; the proof.
+        update = start()
+        chunk = lambda p, **more: send(s, tensors_of(p), "shm", update_id=update, **more)  # noqa: E731
+        chunk(parts[:half], chunk_id="a")
+        same(chunk(parts[:half], chunk_id="a")["n_tensors_done"], half // 2, "the same chunk")
+        refused(lambda: chunk(parts[half:], chunk_id="a"), 409, "precondition_failed", "chunk 'a'")
+        refused(lambda: chunk(parts[:half]), 409, "precondition_failed", "already")
+        refused(lambda: chunk(parts[:half], partial=True), 400, "bad_request", "partial")
+        refused(lambda: chunk(parts[:half], delta=True), 400, "bad_request", "delta")
+        refused(lambda: chunk([p for p in parts[half:] if p[0].endswith("#gap")]), 400, "bad_request", "#gap and no values")
+        chunk(parts[half:])
+        s.post("/v1/update_weights/finish", {"update_id": update, "checksums": sums})
+        serves(s, one, "one", "in two chunks")
+        whole(s, STEP[0], "step-0")
+
+        # A flipped bit of the values: the sum of the part, or of the tensor, finds it.
+        name, dtype, shape, data = parts[1]
+        flipped = [parts[0], (name, dtype, shape, bytes([data[0] ^ 1]) + data[1:])] + parts[2:]
+        path = delta_file(flipped, "step-0")
+        names, dtypes = [p[0] for p in parts], [p[1] for p in parts]
+        status, said = s.ask("POST", "/v1/update_weights", {
+            "path": path, "base_version": "step-0", "delta": True, "names": names, "dtypes": dtypes,
+            "shapes": [p[2] for p in parts], "checksums": [baton.checksum(p[3]) for p in parts]})
+        same((status, said["error"]["code"], said["error"]["param"]), (422, "checksum_mismatch", "/checksums/1"), said)
+        same(name in said["error"]["message"], True, said)
+        serves(s, STEP[0], "step-0", "a flipped bit, by the part's sum")
+        update = start()
+        chunk(flipped)
+        status, said = s.ask("POST", "/v1/update_weights/finish", {"update_id": update, "checksums": sums})
+        same((status, said["error"]["code"]), (422, "checksum_mismatch"), said)
+        serves(s, STEP[0], "step-0", "a flipped bit, by the tensor's sum")
+
+        # A flipped bit of a frame, a cut frame, a bomb; a body that is cut.
+        frames = delta_of(STEP[0], one, zst=True)
+        for about, change in (("damaged", lambda d: d[:20] + bytes([d[20] ^ 0x55]) + d[21:]), ("cut", lambda d: d[:-7]),
+                              ("do not fit", lambda d: compressed(bytes(1 << 24)))):
+            name, dtype, shape, data = frames[1]
+            data = change(data)
+            bad = [frames[0], (name, dtype, [len(data)], data)] + frames[2:]
+            for via in VIAS:
+                with contextlib.suppress(baton.BatonError):
+                    push(s, bad, via, "step-0", "bad")
+                    raise AssertionError(f"{about} by {via} is taken")
+            if about != "damaged":  # which may only show in what it makes
+                refused(lambda b=bad: push(s, b, "body", "step-0", "bad"), 400, "bad_request", about,
+                        f"'{name.partition('#')[0]}'")
+            serves(s, STEP[0], "step-0", about)
+        with open(delta_file(parts, "step-0"), "rb") as f:
+            body = f.read()
+        url = "/v1/update_weights?delta=true&base_version=step-0"
+        kind = {"Content-Type": "application/vnd.safetensors"}
+        same(s.ask("POST", url, body[:-100], headers=kind)[0], 400, "a body that is cut")
+        # Positions: beyond the tensor, twice.
+        for dtype, positions, says in (("I32", [5, 10 ** 6], "beyond"), ("U32", [7, 7], "not above"),
+                                       ("I32", [-1, 5], "beyond"), ("I64", [-1, 5], "beyond")):
+            data = numpy.array(positions, "<" + dtype.lower()[0] + str(int(dtype[1:]) // 8)).tobytes()
+            bad = [(f"{EMBED}#index", dtype, [2], data), (f"{EMBED}#value", "BF16", [2], bytes(4))]
+            refused(lambda b=bad: push(s, b, "body", "step-0", "bad"), 400, "bad_request", says, f"'{EMBED}'")
+        # Values that are not finite, made by a delta.
+        bad = [(f"{NORM}#index", "U32", [1], bytes(4)), (f"{NORM}#value", "U16", [1], b"\x80\x7f")]
+        refused(lambda: push(s, bad, "body", "step-0", "bad"), 422, "non_finite_weights", NORM)
+        serves(s, STEP[0], "step-0", "after all of it")
+        push(s, parts, "body", "step-0", "one")
+        serves(s, one, "one", "the right one after wrong ones")
+
+
+def restarts():
+    state = f"{FOLDER}/state"
+    one = some_changed(STEP[0], 1)
+    two = some_changed(one, 2)
+    options = ("--state-dir", state, "--snapshot", 1)
+    with serve(*options) as s:
+        whole(s, STEP[0], "step-0")
+        push(s, delta_of(STEP[0], one), "body", "step-0", "one")
+        update = s.post("/v1/update_weights/start", {"base_version": "one", "delta": True, "weight_version": "two"})
+        half = delta_of(one, two, names=[EMBED])
+        send(s, tensors_of(half), "shm", update_id=update["update_id"])
+        until("the snapshot is written", lambda: (s.status()["state"]["snapshots"]["newest"] or {}).get("serial") == 2)
+        s.kill()
+    with serve(*options) as s:
+        serves(s, one, "one", "after a kill in the middle of a delta")
+        push(s, delta_of(one, two, zst=True), "shm", "one", "two")
+        serves(s, two, "two", "a delta on restored weights")
+
+
+def fleets():
+    """Without weights of its own a server has nothing to build on."""
+    with Server(BATON, LOG, "--upstream", "http://127.0.0.1:9") as s:
+        for path, members in (("/v1/update_weights/start", {}), ("/v1/update_weights", {"path": "/x"})):
+            for more in ({"base_version": "a"}, {"base_version": "a", "delta": True}):
+                status, said = s.ask("POST", path, {**members, **more})
+                same((status, said["error"]["code"]), (409, "unsupported_in_proxy_mode"), said)
+                same("--stage" in said["error"]["message"], True, said)
+
+
+for part in (every_kind, wrong_bases, committed_meanwhile, repeated_and_broken, restarts, fleets):
+    part()
+print(f"ok: {n_checks} checks")

@@ -1,0 +1,291 @@
+/* Updates by deltas: a chain makes what the steps were, links are looked at, what is wrong leaves
+ * the served version, and a version that was committed since is no base. */
+#include "tests/unit/update_fixture.h"
+#include "tests/unit/weights/delta_fixture.h"
+
+#include "weights/delta/delta_source.h"
+
+/* ---- a source of parts in memory ---- */
+
+struct parts_source {
+    struct source source; /* first */
+    struct part_bytes bytes;
+    struct fx_pause_controller *door; /* NULL: none */
+};
+
+static int parts_fill(struct source *s, const struct tensor_list *list, uint32_t first, uint32_t n,
+                      void *dst, struct progress *p, struct err *e)
+{
+    struct parts_source *from = (struct parts_source *)s;
+    const struct tensor_spec *t = list->tensors, *last = &t[first + n - 1];
+    uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
+
+    if (from->door != NULL && fx_wait_pause_controller(from->door, p, e) != 0)
+        return -1;
+    memcpy(dst, from->bytes.data + t[first].offset, nbytes);
+    (void)atomic_fetch_add(&p->nbytes_done, nbytes);
+    progress_came(p, dst, nbytes);
+    return 0;
+}
+
+static void parts_close(struct source *s)
+{
+    free(((struct parts_source *)s)->bytes.data);
+    free(s);
+}
+
+static const struct source_ops parts_ops = {
+    .name = "parts", .fill = parts_fill, .close = parts_close};
+
+/* The change of the model's tensors of `mask` from one step to another, each as another kind. */
+static struct delta_link link_of(unsigned mask, unsigned from, unsigned to)
+{
+    static const enum dtype uints[] = {[1] = DTYPE_U8, [2] = DTYPE_U16, [4] = DTYPE_U32};
+    struct parts_source *source = calloc(1, sizeof *source);
+    struct model_spec *m = fx_model_spec();
+    struct tensor_list_builder *b = NULL;
+    struct delta_link link = {0};
+    struct err e = {0};
+
+    assert_non_null(source);
+    source->source.ops = &parts_ops;
+    part_put(&source->bytes, NULL, 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    for (uint32_t i = 0; i < FX_N; i++) {
+        unsigned char old[FX_NBYTES_MAX], new[FX_NBYTES_MAX];
+        uint64_t nbytes = fx_bytes(fx_model[i].name, from, old), n;
+        uint32_t unit = (uint32_t)dtype_nbytes(fx_model[i].dtype);
+        struct written w;
+        char name[64];
+
+        if (!(mask & 1U << i))
+            continue;
+        (void)fx_bytes(fx_model[i].name, to, new);
+        w = write_delta(i % 2 == 0 ? DELTA_GAP : DELTA_INDEX, unit, 4, (char *)old, (char *)new,
+                        nbytes);
+        n = w.values.nbytes / unit;
+        (void)snprintf(name, sizeof name, "%s#%s", fx_model[i].name, i % 2 == 0 ? "gap" : "index");
+        assert_int_equal(tensor_list_builder_add(b, name, i % 2 == 0 ? DTYPE_U16 : DTYPE_U32, &n, 1,
+                                                 UINT64_MAX, &e),
+                         0);
+        (void)snprintf(name, sizeof name, "%s#%s", fx_model[i].name, i % 2 == 0 ? "xor" : "value");
+        assert_int_equal(tensor_list_builder_add(b, name, uints[unit], &n, 1, UINT64_MAX, &e), 0);
+        part_put(&source->bytes, w.positions.data, w.positions.nbytes);
+        part_put(&source->bytes, w.values.data, w.values.nbytes);
+        written_free(&w);
+    }
+    assert_int_equal(tensor_list_builder_finish(b, &link.sent.tensor_list, &e), 0);
+    assert_int_equal(delta_of_parts(&link.delta, m, link.sent.tensor_list, &e), 0);
+    model_spec_free(m);
+    link.source = &source->source;
+    return link;
+}
+
+/* ---- what each link makes ---- */
+
+struct seen {
+    struct err say;     /* what `made` fails with, unless clean */
+    uint64_t nbytes[2]; /* of each link */
+    uint32_t n_made[2];
+    unsigned char at[FX_NBYTES_MAX];
+    uint64_t n;
+    unsigned to[2]; /* the step that each link leads to */
+    bool same;
+    const struct tensor_list *results[2];
+};
+
+static void seen_bytes(void *arg, uint32_t link, uint32_t i, const void *data, uint64_t nbytes)
+{
+    struct seen *seen = arg;
+    unsigned char want[FX_NBYTES_MAX];
+
+    (void)fx_bytes(seen->results[link]->tensors[i].name, seen->to[link], want);
+    seen->same = seen->same && memcmp(want, data, nbytes) == 0;
+    seen->nbytes[link] += nbytes;
+}
+
+static int seen_made(void *arg, uint32_t link, uint32_t i, struct err *e)
+{
+    struct seen *seen = arg;
+
+    seen->n_made[link]++;
+    return seen->say.code == ERR_NONE ? 0
+                                      : err_set(e, seen->say.code, "", "tensor '%s' is wrong",
+                                                seen->results[link]->tensors[i].name);
+}
+
+static struct update_chunk *delta_chunk(struct bench *b, struct delta_link *links, uint32_t n_links,
+                                        uint64_t serial, const struct delta_check *check)
+{
+    struct delta_source_cfg cfg = {.store = b->store,
+                                   .base_serial = serial,
+                                   .links = links,
+                                   .n_links = n_links,
+                                   .check = check};
+    struct update_chunk *c = calloc(1, sizeof *c);
+    struct err e = {0};
+
+    assert_non_null(c);
+    assert_int_equal(delta_source_new(&c->source, &c->tensor_list, &cfg, &e), 0);
+    c->sent = delta_source_sent(c->source);
+    c->partial = true;
+    c->base = (struct update_base){.serial = serial, .label = "base", .delta = true};
+    c->done = fx_done;
+    c->done_arg = &b->answer;
+    return c;
+}
+
+static enum err_code send_delta(struct bench *b, struct update_chunk *c)
+{
+    submit(b, c);
+    return fx_await(&b->answer);
+}
+
+static void test_delta_source_makes_the_last_step_of_a_chain(void **state)
+{
+    struct bench b;
+    struct delta_link links[2];
+    struct seen seen = {.same = true, .to = {1, 2}};
+    struct delta_check check = {seen_bytes, seen_made, &seen};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    links[0] = link_of(FX_ALL, 0, 1);
+    links[1] = link_of(FX_ALL, 1, 2);
+    seen.results[0] = links[0].delta->result;
+    seen.results[1] = links[1].delta->result;
+    assert_int_equal(send_delta(&b, delta_chunk(&b, links, 2, 1, &check)), ERR_NONE);
+    fx_assert_step(b.store, 2);
+    assert_true(seen.same);
+    assert_int_equal(seen.n_made[0], FX_N);
+    assert_int_equal(seen.n_made[1], FX_N);
+    assert_int_equal(seen.nbytes[0], store_model_spec(b.store)->tensor_list->nbytes);
+    assert_true(b.answer.info.base.delta && b.answer.info.partial);
+    assert_int_equal(b.answer.info.nbytes_done, store_model_spec(b.store)->tensor_list->nbytes);
+    bench_close(&b);
+}
+
+/* Each link changes other tensors; the rest keeps its bytes. */
+static void test_delta_source_joins_links_of_other_tensors(void **state)
+{
+    const struct version *v;
+    struct delta_link links[2];
+    struct bench b;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    links[0] = link_of(1U << 0 | 1U << 5, 0, 1);
+    links[1] = link_of(1U << 4, 0, 1);
+    assert_int_equal(send_delta(&b, delta_chunk(&b, links, 2, 1, NULL)), ERR_NONE);
+    assert_int_equal(store_pin(b.store, &v, &e), 0);
+    for (uint32_t i = 0; i < FX_N; i++)
+        assert_true(fx_is_step(v, i, i == 0 || i == 4 || i == 5));
+    store_unpin(b.store, v);
+    bench_close(&b);
+}
+
+static void test_delta_source_fails_with_what_the_check_says(void **state)
+{
+    struct bench b;
+    struct delta_link link;
+    struct seen seen = {.say = {.code = ERR_CHECKSUM}, .to = {1}};
+    struct delta_check check = {seen_bytes, seen_made, &seen};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    link = link_of(FX_ALL, 0, 1);
+    seen.results[0] = link.delta->result;
+    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1, 1, &check)), ERR_CHECKSUM);
+    assert_non_null(strstr(b.answer.e.msg, "'embed.weight' is wrong"));
+    fx_assert_step(b.store, 0);
+    link = link_of(FX_ALL, 0, 1);
+    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1, 1, NULL)), ERR_NONE);
+    fx_assert_step(b.store, 1);
+    bench_close(&b);
+}
+
+static void test_delta_source_refuses_a_part_with_another_checksum(void **state)
+{
+    struct bench b;
+    struct delta_link link;
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    link = link_of(FX_ALL, 0, 1);
+    link.sent.checksums = calloc(link.sent.tensor_list->n_tensors, sizeof *link.sent.checksums);
+    link.sent.has_checksum = calloc(link.sent.tensor_list->n_tensors, sizeof(bool));
+    assert_non_null(link.sent.checksums);
+    assert_non_null(link.sent.has_checksum);
+    link.sent.has_checksum[3] = true;
+    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1, 1, NULL)), ERR_CHECKSUM);
+    assert_string_equal(b.answer.e.field, "/checksums/3");
+    fx_assert_step(b.store, 0);
+    bench_close(&b);
+}
+
+/* Another update is committed while this one waits for the worker: it is refused, and no mixture is
+ * served. A session that began before it, likewise. */
+static void test_delta_is_refused_once_another_version_is_served(void **state)
+{
+    struct fx_pause_controller door;
+    struct update_base found;
+    struct fx_answer other;
+    struct delta_link link;
+    struct update_chunk *c;
+    struct bench b;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    fx_answer_init(&other);
+    fx_pause_controller_init(&door);
+    assert_int_equal(update_base_find(b.store, "base", &found, &e), -1);
+    assert_int_equal(e.code, ERR_PRECONDITION);
+    err_clear(&e);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    assert_int_equal(update_base_find(b.store, "base", &found, &e), 0);
+    assert_int_equal(found.serial, 1);
+
+    link = link_of(FX_ALL, 0, 2);
+    ((struct parts_source *)link.source)->door = &door;
+    c = delta_chunk(&b, &link, 1, 1, NULL);
+    c->done_arg = &other;
+    submit(&b, c);
+    fx_pause_controller_await(&door);
+    link = link_of(1U << 0, 0, 1);
+    c = delta_chunk(&b, &link, 1, 1, NULL);
+    submit(&b, c); /* the base is served still */
+    fx_pause_controller_open(&door);
+    assert_int_equal(fx_await(&other), ERR_NONE);
+    assert_int_equal(fx_await(&b.answer), ERR_PRECONDITION);
+    assert_string_equal(b.answer.e.field, "/base_version");
+    fx_assert_step(b.store, 2);
+
+    link = link_of(1U << 0, 0, 1);
+    c = delta_chunk(&b, &link, 1, 1, NULL);
+    assert_int_equal(refused(&b, c).code, ERR_PRECONDITION);
+    assert_int_equal(update_base_find(b.store, "base", &found, &e), -1);
+    assert_non_null(strstr(e.msg, "'base'"));
+    fx_assert_step(b.store, 2);
+    fx_pause_controller_fini(&door);
+    fx_answer_fini(&other);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_delta_source_makes_the_last_step_of_a_chain),
+        cmocka_unit_test(test_delta_source_joins_links_of_other_tensors),
+        cmocka_unit_test(test_delta_source_fails_with_what_the_check_says),
+        cmocka_unit_test(test_delta_source_refuses_a_part_with_another_checksum),
+        cmocka_unit_test(test_delta_is_refused_once_another_version_is_served),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
