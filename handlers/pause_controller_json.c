@@ -33,8 +33,8 @@ const struct member pause_reply[] = {
      .doc = "true from the request on, also while the pause is pending"},
     {"state", M_STRING, M_IN(struct pause_controller_info, pause.state), .word = pause_state_name,
      M_WORDS("pending", "held", "replacing", "resuming"),
-     .doc = "pending: requested, and not acknowledged yet; held: acknowledged; replacing: "
-            "acknowledged, and another pause, whose values these are, is pending; resuming: "
+     .doc = "`pending`: requested, and not acknowledged yet; `held`: acknowledged; `replacing`: "
+            "acknowledged, and another pause, whose values these are, is pending; `resuming`: "
             "engines are being resumed (in front of a fleet)"},
     {"mode", M_STRING, M_IN(struct pause_controller_info, pause.mode), .word = lifecycle_pause_name,
      M_WORDS("keep", "wait", "abort")},

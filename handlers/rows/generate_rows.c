@@ -238,11 +238,16 @@ const struct member batch_rows[] = {
 const struct member rollouts_members[] = {
     {"prompts", M_ARRAY, .items = M_INTS, .min = 1, .max = 1024, .flags = M_REQUIRED,
      M_IN(struct generate_request, prompts),
-     .doc = "token ids of each prompt; prompts times n are at most 1024 sequences"},
+     .doc = "token ids of each prompt; prompts times n are at most 1024 sequences. `/tokenize` and "
+            "`/v1/chat/completions/render` make them from text and messages"},
     {"sampling_params", M_OBJECT, .flags = M_REQUIRED | M_OPEN, .of = sampling_rows,
      M_IN(struct generate_request, sampling_params),
-     .doc = "as /v1/generate; the logprob of each sampled token is always returned, others are "
-            "refused"},
+     .doc =
+         "as `/v1/generate` takes them, `n` too; it may be {}. `max_tokens` (default: the rest of "
+         "the context) is cut to the context. One `seed` is that of every prompt: sample i of "
+         "each uses `seed` + i, so equal prompts get equal samples; without it all differ. The "
+         "logprob of each sampled token is always returned; `logprobs` above 1 and "
+         "`prompt_logprobs` are refused"},
     {"", M_ROWS_WITH(generation_rows)},
     {"stream", M_BOOL, .def = "false", M_IN(struct generate_request, stream),
      .doc = "each group as soon as it has ended"},
@@ -250,7 +255,7 @@ const struct member rollouts_members[] = {
      M_WORDS("continue", "finish", "recompute"), .doc = "as /v1/generate"},
     {"return_routed_experts", M_BOOL, .def = "false",
      M_IN(struct generate_request, return_routed_experts),
-     .doc = "400 if the model has no experts"},
+     .doc = "the experts that computed each position; a 400 if the model has none"},
     {"", M_ROWS_OF(batch_rows)},
     {0},
 };

@@ -3,7 +3,7 @@
  *
  * From the rows come the reader (member_read), the refusal of unknown members with the closest
  * known name, the writer of replies (member_write), the schemas in openapi/
- * (tests/tools/print_contract.c), and the tables of docs/protocol.md. A table has one row for a
+ * (tests/tools/print_contract.c), and the tables of members in docs/. A table has one row for a
  * name, and ends with {0}. */
 #ifndef BATON_HANDLERS_ROWS_MEMBER_H
 #define BATON_HANDLERS_ROWS_MEMBER_H
