@@ -42,7 +42,7 @@ static inline void sip_round(uint64_t v[4])
 }
 
 /* SipHash-1-3 (Aumasson and Bernstein 2012). */
-static uint64_t hash_of(const uint64_t key[2], const char *text, size_t len)
+static uint64_t names_hash_of(const uint64_t key[2], const char *text, size_t len)
 {
     uint64_t v[4] = {key[0] ^ UINT64_C(0x736f6d6570736575), key[1] ^ UINT64_C(0x646f72616e646f6d),
                      key[0] ^ UINT64_C(0x6c7967656e657261), key[1] ^ UINT64_C(0x7465646279746573)};
@@ -88,7 +88,7 @@ void names_fini(struct names *s)
 
 struct names_key names_key(const struct names *s, const char *text, size_t len)
 {
-    return (struct names_key){text, len, (uint32_t)hash_of(s->key, text, len)};
+    return (struct names_key){text, len, (uint32_t)names_hash_of(s->key, text, len)};
 }
 
 uint32_t names_find_key(const struct names *s, const struct names_key *key)

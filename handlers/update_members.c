@@ -50,7 +50,7 @@ int nccl_id_check(const char *text, const char *field, struct err *e)
     return nccl_id_from_base64(id, text, strlen(text), field, e);
 }
 
-static int check_place(const char *text, size_t len_max, const char *field, struct err *e)
+static int check_group_place(const char *text, size_t len_max, const char *field, struct err *e)
 {
     size_t len = strlen(text);
 
@@ -66,12 +66,12 @@ static int check_place(const char *text, size_t len_max, const char *field, stru
 
 int master_address_check(const char *text, const char *field, struct err *e)
 {
-    return check_place(text, NCCL_JOIN_HOST_MAX, field, e);
+    return check_group_place(text, NCCL_JOIN_HOST_MAX, field, e);
 }
 
 int group_name_check(const char *text, const char *field, struct err *e)
 {
-    return check_place(text, NCCL_JOIN_GROUP_NAME_MAX, field, e);
+    return check_group_place(text, NCCL_JOIN_GROUP_NAME_MAX, field, e);
 }
 
 int label_or_none_check(const char *text, const char *field, struct err *e)

@@ -95,14 +95,14 @@ static struct node parent_node(const uint32_t left[8], const uint32_t right[8])
     return n;
 }
 
-static void chunk_begin(struct blake3 *b)
+static void blake3_chunk_begin(struct blake3 *b)
 {
     memcpy(b->cv, iv, sizeof b->cv);
     b->n_block = b->n_blocks = 0;
 }
 
 /* A whole chunk: each 1 bit at the end of the number of chunks is a subtree that is whole now. */
-static void chunk_end(struct blake3 *b)
+static void blake3_chunk_end(struct blake3 *b)
 {
     struct node n = block_node(b, CHUNK_END);
     uint32_t cv[8];
@@ -114,13 +114,13 @@ static void chunk_end(struct blake3 *b)
         compress(&n, cv);
     }
     memcpy(b->stack[b->n_stack++], cv, sizeof cv);
-    chunk_begin(b);
+    blake3_chunk_begin(b);
 }
 
 void blake3_init(struct blake3 *b)
 {
     memset(b, 0, sizeof *b);
-    chunk_begin(b);
+    blake3_chunk_begin(b);
 }
 
 /* Only called when another byte follows. */
@@ -129,7 +129,7 @@ static void block_end(struct blake3 *b)
     struct node n;
 
     if ((b->n_blocks + 1) * BLAKE3_BLOCK_NBYTES == BLAKE3_CHUNK_NBYTES) {
-        chunk_end(b);
+        blake3_chunk_end(b);
         return;
     }
     n = block_node(b, 0);

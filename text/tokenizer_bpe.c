@@ -320,7 +320,7 @@ static void merge_at(const struct bpe *b, struct bpe_symbol *s, uint32_t at, uin
         heap_push(h, x);
 }
 
-static void merge_all(const struct bpe *b, struct bpe_symbol *s, size_t n, struct heap *h)
+static void bpe_merge_all(const struct bpe *b, struct bpe_symbol *s, size_t n, struct heap *h)
 {
     first_candidates(b, s, n, h);
     while (h->n > 0) {
@@ -353,7 +353,7 @@ int bpe_word(const struct bpe *b, const struct tokenizer *t, const char *word, s
                    : split_bytes(b, scratch->symbols, word, len);
     link_symbols(scratch->symbols, n);
     heap = (struct heap){.x = scratch->heap};
-    merge_all(b, scratch->symbols, n, &heap);
+    bpe_merge_all(b, scratch->symbols, n, &heap);
     scratch->n_moves += heap.n_moves;
     for (uint32_t i = 0; n > 0 && i != LINK_NONE; i = scratch->symbols[i].next)
         if (id_list_push(out, scratch->symbols[i].id, e) != 0)

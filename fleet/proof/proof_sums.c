@@ -9,7 +9,7 @@ static int by_key(const void *a, const void *b)
 }
 
 /* FNV-1a. */
-static uint64_t hash_text(uint64_t hash, const char *text)
+static uint64_t sum_text(uint64_t hash, const char *text)
 {
     for (; *text != '\0'; text++)
         hash = (hash ^ (unsigned char)*text) * 1099511628211U;
@@ -29,7 +29,7 @@ static void proof_sums_fill(struct proof_sums *out, enum upstream_kind kind, siz
     qsort(out->list, out->n, sizeof *out->list, by_key);
     out->hash = 14695981039346656037U;
     for (size_t i = 0; i < out->n; i++)
-        out->hash = hash_text(hash_text(out->hash, out->list[i].key), out->list[i].sum);
+        out->hash = sum_text(sum_text(out->hash, out->list[i].key), out->list[i].sum);
 }
 
 struct proof_sums *proof_sums_new(enum upstream_kind kind, struct buf *from)

@@ -110,7 +110,8 @@ static int check_word(int *index, const struct member *m, const char *text, cons
     return err_set(e, ERR_BAD_REQUEST, field, "%s '%.32s' is not one of %s", m->name, text, list);
 }
 
-static int check_length(const struct member *m, const char *text, const char *at, struct err *e)
+static int check_string_length(const struct member *m, const char *text, const char *at,
+                               struct err *e)
 {
     int64_t len = (int64_t)strlen(text);
     char field[ERR_FIELD_MAX];
@@ -132,7 +133,7 @@ static int store_text(void *where, const struct member *m, const char *text, con
     if (text == NULL)
         return 0;
     if (m->check != NULL ? m->check(text, field_of_member(field, at, m->name), e) != 0
-                         : check_length(m, text, at, e) != 0)
+                         : check_string_length(m, text, at, e) != 0)
         return -1;
     if (m->words != NULL && check_word(&index, m, text, at, e) != 0)
         return -1;

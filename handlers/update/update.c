@@ -29,7 +29,7 @@
 #include <strings.h>
 
 /* The missing tensors of a whole update (new), or NULL. */
-static json_t *missing_json(const struct update_chunk *c, const struct err *e)
+static json_t *missing_tensors_json(const struct update_chunk *c, const struct err *e)
 {
     if (e->code != ERR_INCOMPLETE || c->n_missing == 0)
         return NULL;
@@ -75,7 +75,7 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     if (route->session ==
         SESSION_AUTO_COMMIT) /* no later request would end a session that received nothing */
         request_session_abort(app, false, "its first bucket was refused");
-    details = missing_json(c, e);
+    details = missing_tensors_json(c, e);
     update_chunk_free(c);
     if (e->code == ERR_INCOMPLETE)
         set_missing_field(body, e);

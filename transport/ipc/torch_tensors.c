@@ -166,7 +166,8 @@ static int torch_tensors_check_gpu(struct walk *w, const char *uuid)
 
 /* The flattened bucket */
 
-static int read_part(struct walk *w, const struct pickle_value *v, uint32_t i, struct part *part)
+static int read_tensor_part(struct walk *w, const struct pickle_value *v, uint32_t i,
+                            struct part *part)
 {
     const struct member members[] = {{"name", &part->name},   {"shape", &part->shape},
                                      {"dtype", &part->dtype}, {"start_idx", &part->start},
@@ -243,7 +244,7 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
     struct part part;
     uint64_t numel = 0, at = 0;
 
-    if (read_part(w, v, i, &part) != 0 || check_torch_name(w, name, part.name, i) != 0 ||
+    if (read_tensor_part(w, v, i, &part) != 0 || check_torch_name(w, name, part.name, i) != 0 ||
         torch_read_shape(w, part.shape, h.shape) != 0)
         return -1;
     if (part.dtype->kind != PICKLE_GLOBAL || part.dtype->global != PICKLE_DTYPE)
