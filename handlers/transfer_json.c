@@ -5,12 +5,12 @@
 #include "control/weight_transfer.h"
 #include "handlers/reply.h"
 
-static json_t *text_or_null(const char *text)
+static json_t *transfer_text_or_null(const char *text)
 {
     return text[0] != '\0' ? json_string(text) : json_null();
 }
 
-static json_t *ranks_json(const struct weight_transfer_cfg *cfg, uint32_t rank_offset)
+static json_t *transfer_ranks_json(const struct weight_transfer_cfg *cfg, uint32_t rank_offset)
 {
     json_t *ranks = json_array();
 
@@ -38,12 +38,13 @@ json_t *transfer_json_of(const struct weight_transfer *t, const struct nccl_join
         some ? nccl_group_state_name(i->state) : "none", "transport", some ? "nccl" : NULL,
         "world_size", some ? json_integer(i->world_size) : json_null(), "rank_offset",
         some ? json_integer(i->rank_offset) : json_null(), "ranks",
-        some ? ranks_json(cfg, i->rank_offset) : json_array(), "nccl_version",
-        text_or_null(cfg->nccl->version), "nccl_library", text_or_null(cfg->nccl->path),
-        "trainer_nccl_version", text_or_null(trainer), "bootstrap", text_or_null(i->bootstrap),
-        "master", text_or_null(i->master), "group_name", text_or_null(i->group_name), "error",
-        error_json(&i->error), "nbytes_received", (json_int_t)i->nbytes_received, "n_broadcasts",
-        (json_int_t)i->n_broadcasts, "age_s",
+        some ? transfer_ranks_json(cfg, i->rank_offset) : json_array(), "nccl_version",
+        transfer_text_or_null(cfg->nccl->version), "nccl_library",
+        transfer_text_or_null(cfg->nccl->path), "trainer_nccl_version",
+        transfer_text_or_null(trainer), "bootstrap", transfer_text_or_null(i->bootstrap), "master",
+        transfer_text_or_null(i->master), "group_name", transfer_text_or_null(i->group_name),
+        "error", error_json(&i->error), "nbytes_received", (json_int_t)i->nbytes_received,
+        "n_broadcasts", (json_int_t)i->n_broadcasts, "age_s",
         some ? json_real((double)(clock_now_us() - i->begun_us) / 1e6) : json_null());
 }
 

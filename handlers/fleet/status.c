@@ -25,7 +25,7 @@
 
 /* one engine */
 
-static json_t *text_or_null(const char *text)
+static json_t *fleet_text_or_null(const char *text)
 {
     return text[0] != '\0' ? json_string(text) : json_null();
 }
@@ -58,9 +58,9 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
         "s:o}",
         "upstream", upstream_name(upstream), "dialect", upstream_kind_name(upstream_kind(upstream)),
         "origin", upstream_config(upstream)->requested ? "request" : "configuration", "state",
-        upstream_state_name(info->state), "weight_version", text_or_null(info->report.label),
+        upstream_state_name(info->state), "weight_version", fleet_text_or_null(info->report.label),
         "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
-        "process", text_or_null(info->report.process), "outstanding", "generate",
+        "process", fleet_text_or_null(info->report.process), "outstanding", "generate",
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
@@ -184,17 +184,17 @@ static json_t *spec_json(struct fleet_control *fc)
                : json_null();
 }
 
-static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
+static json_t *fleet_weights_json(const struct app *app, const struct fleet_stats *s)
 {
     return json_pack("{s:s, s:o, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s), "serial",
                      s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "update_id",
-                     update_id_json(app, s), "weight_version", text_or_null(s->label), "coverage",
-                     fleet_last_coverage(app->fleet->control), "spec",
+                     update_id_json(app, s), "weight_version", fleet_text_or_null(s->label),
+                     "coverage", fleet_last_coverage(app->fleet->control), "spec",
                      spec_json(app->fleet->control));
 }
 
 /* As an engine of the server's own has it. */
-static json_t *engine_json(const struct fleet_stats *s)
+static json_t *fleet_engine_json(const struct fleet_stats *s)
 {
     return json_pack("{s:s, s:I, s:I}", "name", "upstreams", "running",
                      (json_int_t)s->n_running[FLEET_GENERATE], "waiting",
@@ -271,8 +271,8 @@ static json_t *stage_json(const struct app *app)
                      "window_nbytes", (json_int_t)now.window_nbytes, "n_devices",
                      (json_int_t)app->weights->n_devices, "state", store_state_name(info.state),
                      "plan_digest", store_model_spec(app->weights->store)->tensor_list->digest,
-                     "weight_version", text_or_null(info.label), "serial", (json_int_t)info.serial,
-                     "handed_serial", (json_int_t)now.done, "n_handoffs",
+                     "weight_version", fleet_text_or_null(info.label), "serial",
+                     (json_int_t)info.serial, "handed_serial", (json_int_t)now.done, "n_handoffs",
                      (json_int_t)now.n_handoffs, "n_repairs", (json_int_t)now.n_repairs,
                      "last_handoff_s", (double)now.last_us / 1e6, "error", failed_json(&now),
                      "handoff", fleet_update_json(app), "upstreams",
@@ -297,13 +297,13 @@ json_t *fleet_status_json(const struct app *app)
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     if (status == NULL || json_object_update_new(status, own_weights_json(app)) != 0 ||
         json_object_update_new(
-            status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "stage",
-                              stage_json(app), "weights", weights_json(app, &s), "admission",
-                              "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
-                              lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
-                              status_http_json(app), "model", "pause", fleet_pause_json(app),
-                              "sleep", fleet_sleep_json(app), "upstreams", upstreams_json(app))) !=
-            0) {
+            status,
+            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "stage",
+                      stage_json(app), "weights", fleet_weights_json(app, &s), "admission",
+                      "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
+                      lane_json(app, &s, FLEET_TEXT), "engine", fleet_engine_json(&s), "http",
+                      status_http_json(app), "model", "pause", fleet_pause_json(app), "sleep",
+                      fleet_sleep_json(app), "upstreams", upstreams_json(app))) != 0) {
         json_decref(status);
         return NULL;
     }

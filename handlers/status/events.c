@@ -132,7 +132,7 @@ static int write_snapshot(struct events_stream *s)
     return rc;
 }
 
-static int stream_begin(struct events_stream *s)
+static int events_stream_begin(struct events_stream *s)
 {
     static const char retry[] = "retry: 1000\n\n";
     struct http_reply head = {.status = 200, .content_type = "text/event-stream; charset=utf-8"};
@@ -183,7 +183,7 @@ static int write_comment(struct events_stream *s)
     return http_request_stream_write(s->x, comment, sizeof comment - 1);
 }
 
-static void stream_end(struct events_stream *s, bool complete)
+static void events_stream_end(struct events_stream *s, bool complete)
 {
     http_request_stream_close(s->x, complete);
     free(s);
@@ -195,7 +195,7 @@ static bool stream_step(struct event_subscriber *subscriber, const char *progres
     int rc = http_request_disconnected(s->x) ? -1 : 0;
 
     if (!s->open)
-        rc = stream_begin(s);
+        rc = events_stream_begin(s);
     if (rc == 0)
         rc = write_new(s, last);
     if (rc == 0)
@@ -204,7 +204,7 @@ static bool stream_step(struct event_subscriber *subscriber, const char *progres
         rc = write_comment(s);
     if (rc == 0 && !last)
         return true;
-    stream_end(s, rc == 0);
+    events_stream_end(s, rc == 0);
     return false;
 }
 

@@ -28,7 +28,7 @@ static enum dtype main_dtype(const struct tensor_list *tensor_list)
     return best;
 }
 
-static json_t *weights_json(const struct app_weights *weights)
+static json_t *store_weights_json(const struct app_weights *weights)
 {
     const struct tensor_list *tensor_list = store_model_spec(weights->store)->tensor_list;
     struct store_info info;
@@ -55,7 +55,7 @@ static json_t *admission_json(struct admission *a)
     return member_write(&s, admission_reply);
 }
 
-static json_t *engine_json(const struct app *app)
+static json_t *embedded_engine_json(const struct app *app)
 {
     struct engine_stats s = {0};
     uint64_t now = clock_now_us();
@@ -105,13 +105,13 @@ json_t *status_json(const struct app *app)
         json_object_update_new(
             status,
             json_pack("{s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-                      "weights", weights_json(app->weights), "state", status_state_json(app),
+                      "weights", store_weights_json(app->weights), "state", status_state_json(app),
                       "update", status_update_json(app), "admission", "generate",
                       admission_json(app->generate->admission), "detokenize",
-                      admission_json(app->generate->text_admission), "engine", engine_json(app),
-                      "http", status_http_json(app), "model", model_json(app->generate), "cuda",
-                      status_cuda_json(app), "nccl", status_nccl_json(app), "pause",
-                      pause_or_null(app), "sleep",
+                      admission_json(app->generate->text_admission), "engine",
+                      embedded_engine_json(app), "http", status_http_json(app), "model",
+                      model_json(app->generate), "cuda", status_cuda_json(app), "nccl",
+                      status_nccl_json(app), "pause", pause_or_null(app), "sleep",
                       pause_controller_sleep_json(app->pause_controller), "adapters",
                       adapters_json(app->generate))) != 0) {
         json_decref(status);
