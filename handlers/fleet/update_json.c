@@ -70,17 +70,10 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 /* For a fleet in which no engine counts tensors. */
 static int put_defaults(json_t *reply)
 {
-    static const char *const zero[] = {"staging_nbytes", "nbytes_done",     "nbytes_total",
-                                       "n_tensors_done", "n_tensors_total", "n_missing"};
-
-    for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
-        if (json_object_get(reply, zero[i]) == NULL &&
-            json_object_set_new(reply, zero[i], json_integer(0)) != 0)
-            return -1;
-    if (json_object_get(reply, "missing") == NULL &&
-        json_object_set_new(reply, "missing", json_array()) != 0)
-        return -1;
-    return 0;
+    return json_object_update_missing_new(
+        reply, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:[]}", "staging_nbytes", 0, "nbytes_done",
+                         0, "nbytes_total", 0, "n_tensors_done", 0, "n_tensors_total", 0,
+                         "n_missing", 0, "missing"));
 }
 
 static json_t *session_json(const struct app *app, const struct fleet_session *s)
