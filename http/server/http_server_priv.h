@@ -47,7 +47,6 @@ enum {
     HTTP_SERVER_QUERY_MAX = 64,                /* query members */
     HTTP_SERVER_BODY_CAP_FIRST = 1 << 20,      /* first allocation for a declared body, at most */
     HTTP_SERVER_TCP_USER_TIMEOUT_MS = 60 * 1000,
-    HTTP_SERVER_RAW_HEAD_MAX = 4096,     /* header of an answer written past libmicrohttpd */
     HTTP_SERVER_PIECE_NBYTES = 48 << 10, /* of a stream, written past it at once */
     HTTP_SERVER_CHUNK_HEAD_MAX = 16
 };

@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-enum { PARSE_NAMES_MAX = 2000, PARSE_KIDS_MAX = 4096 };
+enum { PARSE_NAMES_MAX = 2000 };
 
 struct parser {
     struct jinja *t;
