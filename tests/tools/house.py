@@ -52,7 +52,7 @@ def table_lines(text):
 
 def functions_of(build, rooms):
     """{public function: files of other objects that need it}, {public function: its own file}."""
-    paths = [path for room in rooms for path in sorted((build / room).rglob("*.o"))]
+    paths = [path for folder in (*rooms, "CMakeFiles/baton.dir") for path in sorted((build / folder).rglob("*.o"))]
     lines = subprocess.run(["nm", "-A", *paths], capture_output=True, text=True, check=True).stdout.splitlines()
     own, needed = {}, collections.defaultdict(set)
     for line in lines:
