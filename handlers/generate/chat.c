@@ -114,20 +114,7 @@ int chat_render(struct completions_op *op, struct err *e)
 
 int handle_chat(struct app *app, struct http_request *x, struct err *e)
 {
-    struct completions_op *op;
-    json_t *body = NULL;
-    int rc;
-
-    if (generation_check_app(app, NULL, e) != 0 || chat_check_app(app, e) != 0 ||
-        body_parse(&body, x, x->route, e) != 0)
+    if (generation_check_app(app, NULL, e) != 0 || chat_check_app(app, e) != 0)
         return -1;
-    http_request_drop_body(x);
-    op = completions_new(app, x, e);
-    rc = op != NULL ? chat_op_parse(op, body, e) : -1;
-    json_decref(body);
-    if (rc == 0)
-        completions_begin(op);
-    else if (op != NULL)
-        generation_unref(&op->g);
-    return rc;
+    return completions_handle(app, x, chat_op_parse, e);
 }

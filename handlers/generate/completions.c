@@ -250,26 +250,33 @@ void completions_begin(struct completions_op *op)
     generation_fail(&op->g, &e);
 }
 
-int handle_completions(struct app *app, struct http_request *x, struct err *e)
+int completions_handle(struct app *app, struct http_request *x,
+                       int (*parse)(struct completions_op *, const json_t *, struct err *),
+                       struct err *e)
 {
     struct completions_op *op;
     json_t *body = NULL;
     int rc;
 
-    if (generation_check_app(app, NULL, e) != 0)
-        return -1;
-    if (app->generate->tokenizer == NULL)
-        return err_set(e, ERR_NO_ENGINE, "",
-                       "no tokenizer is loaded: this server cannot generate text");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     http_request_drop_body(x);
     op = completions_new(app, x, e);
-    rc = op != NULL ? completions_parse(op, body, e) : -1;
+    rc = op != NULL ? parse(op, body, e) : -1;
     json_decref(body);
     if (rc == 0)
         completions_begin(op);
     else if (op != NULL)
         generation_unref(&op->g);
     return rc;
+}
+
+int handle_completions(struct app *app, struct http_request *x, struct err *e)
+{
+    if (generation_check_app(app, NULL, e) != 0)
+        return -1;
+    if (app->generate->tokenizer == NULL)
+        return err_set(e, ERR_NO_ENGINE, "",
+                       "no tokenizer is loaded: this server cannot generate text");
+    return completions_handle(app, x, completions_parse, e);
 }

@@ -100,6 +100,12 @@ void completions_set_error_field(const struct generation_seq *seq, struct err *e
 /* completions_begin - tokenize the prompts, queue, generate, reply. Takes ownership of the op. */
 void completions_begin(struct completions_op *op);
 
+/* completions_handle - make an op of the request's body by `parse`, and begin it.
+ * Errors: those of body_parse and of `parse`; ERR_NO_MEMORY. */
+int completions_handle(struct app *app, struct http_request *x,
+                       int (*parse)(struct completions_op *, const json_t *, struct err *),
+                       struct err *e);
+
 /* completions_reply.c; all run on app->text_executor. */
 
 /* completions_part_next - get the tokens of a sequence that have not been sent yet.

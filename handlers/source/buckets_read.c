@@ -217,16 +217,16 @@ static void ranks_of_handles(struct ipc_request *q)
     }
 }
 
-static void bucket_ranks_of_server(struct ipc_request *q)
+uint32_t ipc_own_uuids(char uuids[][IPC_UUID_LEN + 1], const struct app_weights *weights)
 {
-    q->n_ranks = q->weights->n_devices;
-    for (uint32_t r = 0; r < q->n_ranks; r++) {
-        const char *text = device_about(q->weights->devices[r])->uuid;
-        bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
+    for (uint32_t r = 0; r < weights->n_devices; r++) {
+        const char *text = device_about(weights->devices[r])->uuid;
+        bool is_uuid = ipc_uuid_parse(uuids[r], text, strlen(text));
 
         assert(is_uuid);
         (void)is_uuid;
     }
+    return weights->n_devices;
 }
 
 /* Allocates the arrays of each bucket with one element for each rank. */
@@ -280,7 +280,7 @@ int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, c
         return -1;
     }
     if (weights->n_devices > 0)
-        bucket_ranks_of_server(q);
+        q->n_ranks = ipc_own_uuids(q->uuids, q->weights);
     else
         ranks_of_handles(q);
     return ranks_alloc(q, e);

@@ -76,6 +76,9 @@ static inline const struct ipc_list *ipc_rank_list(const struct ipc_request *q, 
 
 /* buckets_read.c */
 
+/* ipc_own_uuids - the GPUs of the server's ranks, and how many ranks there are. */
+uint32_t ipc_own_uuids(char uuids[][IPC_UUID_LEN + 1], const struct app_weights *weights);
+
 /* ipc_request_read - read the buckets, their handles, and find their lists; nothing is matched
  * yet.
  * @body  borrowed; outlives q

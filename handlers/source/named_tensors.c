@@ -12,7 +12,6 @@
 #include "transport/ipc/cuda_ipc.h"
 #include "transport/ipc/torch_tensors.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,15 +99,9 @@ static int request_read(struct request *q, const struct app_weights *weights, co
 
 static void named_ranks_of_server(struct request *q)
 {
-    q->n_ranks = q->weights->n_devices;
-    for (uint32_t r = 0; r < q->n_ranks; r++) {
-        const char *text = device_about(q->weights->devices[r])->uuid;
-        bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
-
-        assert(is_uuid);
-        (void)is_uuid;
+    q->n_ranks = ipc_own_uuids(q->uuids, q->weights);
+    for (uint32_t r = 0; r < q->n_ranks; r++)
         q->rank_gpus[r] = NO_STRING;
-    }
 }
 
 static bool is_empty_string(const struct request *q, uint32_t i)
