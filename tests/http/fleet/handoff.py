@@ -59,6 +59,32 @@ def whole(kind):
             d.is_fresh()
 
 
+def difference(of, to):
+    """A body of the xor of every tensor of two steps."""
+    with open(checkpoint(of), "rb") as f, open(checkpoint(to), "rb") as g:
+        old, new = f.read(), g.read()
+    n = 8 + int.from_bytes(old[:8], "little")
+    head = json.loads(old[8:n])
+    head.pop("__metadata__", None)
+    assert new[:8] == old[:8] and json.loads(new[8:n]).keys() >= head.keys()
+    xor = (int.from_bytes(old[n:], "little") ^ int.from_bytes(new[n:], "little")).to_bytes(len(old) - n, "little")
+    text = json.dumps({f"{name}#xor": {**t, "dtype": "U16"} for name, t in head.items()}).encode()
+    return len(text).to_bytes(8, "little") + text + xor
+
+
+def delta(kind):
+    """A delta is applied to the weights on the GPU, and the engine gets what came of it; a wrong one reaches none."""
+    with Stage(kind) as s:
+        s.push("00100", "a")
+        body, form = difference("00100", "01500"), {"Content-Type": "application/vnd.safetensors"}
+        for base, to, status in ("x", "b", 409), ("a", "b", 200), ("a", "c", 409):
+            rounds = s.taps[0].rounds
+            got, said = s.server.ask("POST", f"/v1/update_weights?delta=true&base_version={base}&weight_version={to}", body, form)
+            assert got == status, (got, said)
+            assert s.taps[0].rounds == rounds + (status == 200)
+        s.has("01500", "b")
+
+
 def refused(kind):
     """What the store refuses reaches no engine."""
     def posts():  # without the canary and the probes of generation, which come when they are due
@@ -796,7 +822,7 @@ def checked(kind):
         assert said["weight_version"] == "e" and said["checksums"] == {name: t[2] for name, t in content("00100").items()}, said
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, lost, watched, all_fail, one_fails, not_resumed, own, undisturbed, starts, asleep, host, host_kept, host_cached, host_blind,
+CASES = {f.__name__: f for f in (whole, delta, refused, other_gpu, sharing, restarted, fails, one_serial, lost, watched, all_fail, one_fails, not_resumed, own, undisturbed, starts, asleep, host, host_kept, host_cached, host_blind,
                                     host_fails, ranks_unknown, host_ranks_unknown, host_unfit, host_one,
                                     host_baton, behind_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late, checked)}
