@@ -35,6 +35,7 @@
     X(OPERATION_UPDATE_DELETE, CALL_UPDATE_ABORT)                                                  \
     X(OPERATION_UPDATE_ZMQ, CALL_GENERATE)                                                         \
     X(OPERATION_PULL, CALL_UPDATE_RECEIVE)                                                         \
+    X(OPERATION_PULL_COMMIT, CALL_UPDATE_FINISH)                                                   \
     X(OPERATION_COMMIT_RESUME, CALL_RESUME)                                                        \
     X(OPERATION_TENSOR_LIST_PUT, CALL_GENERATE)                                                    \
     X(OPERATION_WEIGHTS_LIST, CALL_GENERATE)                                                       \

@@ -41,9 +41,11 @@ enum route_session {
                            again */
 };
 
-/* A condition on the body: it has this member, with this value. */
+/* A condition on the body: it has this member, with this value; or it is an object that has the
+ * member `inner`. A row with `inner` goes before one without. */
 struct route_body_match {
     const char *member, *value; /* value NULL: any value; member NULL: no condition */
+    const char *inner;          /* NULL: no condition */
 };
 
 /* Where the handler runs. A handler on a loop must not block; a handler on EXECUTOR_TEXT needs a

@@ -47,6 +47,7 @@
     X(OPERATION_UPDATE_DELETE, handle_update_delete, NULL)                                         \
     X(OPERATION_UPDATE_ZMQ, handle_update_zmq, NULL)                                               \
     X(OPERATION_PULL, handle_pull, NULL)                                                           \
+    X(OPERATION_PULL_COMMIT, handle_pull_commit, NULL)                                             \
     X(OPERATION_COMMIT_RESUME, handle_commit_resume, NULL)                                         \
     X(OPERATION_TENSOR_LIST_PUT, handle_tensor_list_put, NULL)                                     \
     X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
@@ -123,6 +124,7 @@
     X(OPERATION_UPDATE_DELETE, EXECUTOR_URGENT, handle_fleet_update_delete, false)                 \
     X(OPERATION_UPDATE_ZMQ, EXECUTOR_FLEET, fleet_update_zmq, false)                               \
     X(OPERATION_PULL, EXECUTOR_LOOP, fleet_not_answered, false)                                    \
+    X(OPERATION_PULL_COMMIT, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_COMMIT_RESUME, EXECUTOR_URGENT, handle_fleet_commit_resume, false)                 \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \

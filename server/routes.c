@@ -326,19 +326,38 @@ static const struct route *next_of_path(const struct route *r, enum http_request
     return NULL;
 }
 
+static bool has_inner(const struct scan_member *m, const char *name)
+{
+    struct scan_member inner = {0};
+
+    while (scan_next_member(m->value, m->value_len, &inner))
+        if (scan_equals(inner.name, inner.name_len, name))
+            return true;
+    return false;
+}
+
+static bool body_matches(const struct route_body_match *c, const struct scan_member *m)
+{
+    return c->member != NULL && scan_equals(m->name, m->name_len, c->member) &&
+           (c->value == NULL || scan_equals(m->value, m->value_len, c->value)) &&
+           (c->inner == NULL || has_inner(m, c->inner));
+}
+
 /* The row of this path whose body match is the member, or NULL. */
 static const struct route *body_match_find(const struct route *first,
                                            enum http_request_method method, unsigned dialects,
                                            const struct scan_member *m)
 {
-    for (const struct route *r = first; r != NULL; r = next_of_path(r, method, dialects)) {
-        const struct route_body_match *c = &r->body_match;
+    const struct route *found = NULL;
 
-        if (c->member != NULL && scan_equals(m->name, m->name_len, c->member) &&
-            (c->value == NULL || scan_equals(m->value, m->value_len, c->value)))
+    for (const struct route *r = first; r != NULL; r = next_of_path(r, method, dialects)) {
+        if (!body_matches(&r->body_match, m))
+            continue;
+        if (r->body_match.inner != NULL)
             return r;
+        found = found != NULL ? found : r;
     }
-    return NULL;
+    return found;
 }
 
 static const struct route *body_match_default(const struct route *first,

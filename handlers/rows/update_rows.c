@@ -297,11 +297,17 @@ const struct member update_zmq_members[] = {
 const struct member pull_members[] = {
     {"form", M_STRING, M_IN(struct pull_request, form), .flags = M_REQUIRED,
      M_WORDS("slime", "skyrl"), .doc = "Whose directories: in the order of enum pull_form"},
-    {"source", M_STRING, M_IN(struct pull_request, source), .flags = M_REQUIRED, .min = 1,
+    {"source", M_STRING, M_IN(struct pull_request, source), .def = "",
      .doc = "The directory with the versions, beneath --allow-path"},
     {"version", M_INT, M_IN(struct pull_request, version), .flags = M_REQUIRED, .min = 0},
-    {"name", M_STRING, M_IN(struct pull_request, name), .flags = M_REQUIRED, .min = 1,
+    {"name", M_STRING, M_IN(struct pull_request, name), .def = "",
      .doc = "By which the update is committed"},
+    {0},
+};
+
+const struct member pull_commit_members[] = {
+    {"name", M_STRING, M_IN(struct pull_request, name), .flags = M_REQUIRED},
+    {"version", M_INT, M_IN(struct pull_request, version), .flags = M_REQUIRED, .min = 0},
     {0},
 };
 

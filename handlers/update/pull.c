@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "control/life.h"
 #include "control/pause_controller.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -31,6 +32,7 @@ struct pull_job {
     uint64_t target;
     uint32_t n_versions, n_tensors;
     bool base_unchecked;
+    uint64_t begun_us;
 };
 
 static struct pull_chain *chain_of(const struct app *app)
@@ -46,12 +48,14 @@ static void job_end(struct pull_job *j)
 
 static void answer_pulled(struct pull_job *j)
 {
-    json_t *reply = json_pack(
-        "{s:I, s:o, s:I, s:I, s:s}", "version", (json_int_t)j->target, "served",
-        j->state.version == PULL_NO_VERSION ? json_null()
-                                            : json_integer((json_int_t)j->state.version),
-        "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors, "base",
-        j->base_unchecked ? "unchecked" : "checked");
+    const struct pull_state *s = &j->state;
+    double total_s = (double)(clock_now_us() - j->begun_us) / 1e6;
+    json_t *served = s->version == PULL_NO_VERSION ? json_null()
+                                                   : json_integer((json_int_t)s->version);
+    json_t *reply = json_pack("{s:I, s:o, s:I, s:I, s:s, s:f}", "version", (json_int_t)j->target,
+                              "served", served, "n_versions", (json_int_t)j->n_versions,
+                              "n_tensors", (json_int_t)j->n_tensors, "base",
+                              j->base_unchecked ? "unchecked" : "checked", "total_s", total_s);
     struct http_request *x = j->x;
 
     job_end(j); /* first: the next request may come with the answer */
@@ -60,9 +64,12 @@ static void answer_pulled(struct pull_job *j)
 
 /* ---- the run's beginning ---- */
 
+/* A long read ends with the server too. */
 static bool requester_gone(void *arg)
 {
-    return http_request_disconnected(arg);
+    const struct pull_job *j = arg;
+
+    return http_request_disconnected(j->x) || life_state(j->app->life) == LIFE_DRAINING;
 }
 
 static int check_base(struct pull_job *j, struct err *e)
@@ -71,7 +78,7 @@ static int check_base(struct pull_job *j, struct err *e)
     struct store *store = j->app->weights->store;
     struct progress progress = {.deadline_us = clock_after_us(s->update_timeout_ms * 1000),
                                 .gone = requester_gone,
-                                .gone_arg = j->x};
+                                .gone_arg = j};
     const struct version *v = NULL;
     struct file_weights w = {0};
     struct source *source = NULL;
@@ -162,11 +169,6 @@ static void pull_received(void *arg, const struct update_info *info, const struc
     pull_failed(j, info, &why);
 }
 
-static bool pull_gone(void *arg)
-{
-    return http_request_disconnected(((struct pull_job *)arg)->x);
-}
-
 static struct update_chunk *pull_chunk(struct pull_job *j, struct source *source,
                                        struct tensor_list *list, struct err *e)
 {
@@ -179,7 +181,7 @@ static struct update_chunk *pull_chunk(struct pull_job *j, struct source *source
     memcpy(c->update_id, j->state.update_id, sizeof c->update_id);
     c->tensor_list = tensor_list_ref(list);
     c->source = source;
-    c->gone = pull_gone;
+    c->gone = requester_gone;
     c->done = pull_received;
     c->done_arg = j;
     return c;
@@ -226,7 +228,7 @@ static int prove_served(struct pull_job *j, struct pull *p, struct err *e)
     struct progress progress = {
         .deadline_us = clock_after_us(j->app->settings.update_timeout_ms * 1000),
         .gone = requester_gone,
-        .gone_arg = j->x};
+        .gone_arg = j};
     const struct version *v = NULL;
     int rc;
 
@@ -321,6 +323,9 @@ static int use_request(struct pull_job *j, const struct pull_request *r, struct 
     struct pull_state *s = &j->state;
     bool same = strcmp(s->source, r->source) == 0 && s->form == (enum pull_form)r->form;
 
+    if (r->version != 0 && (r->source[0] == '\0' || r->name[0] == '\0'))
+        return err_set(e, ERR_BAD_REQUEST, r->source[0] == '\0' ? "/source" : "/name",
+                       "it is empty: it names what is pulled");
     if (strlen(r->source) >= sizeof s->source || strlen(r->name) >= sizeof s->name)
         return err_set(e, ERR_BAD_REQUEST, strlen(r->name) >= sizeof s->name ? "/name" : "/source",
                        "it is longer than %d bytes", (int)PULL_PATH_MAX - 1);
@@ -377,6 +382,7 @@ int handle_pull(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0) {
         j->app = app;
         j->x = x;
+        j->begun_us = clock_now_us();
         rc = run_pull(j, &r, e);
     } else {
         free(j);
@@ -498,4 +504,58 @@ int pull_commit(struct app *app, struct http_request *x, const char *label, stru
         return 0;
     job_end(j);
     return -1;
+}
+
+int handle_pull_commit(struct app *app, struct http_request *x, struct err *e)
+{
+    struct pull_request r = {0};
+    char label[24];
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = member_read(&r, pull_commit_members, body, "", e);
+    if (rc == 0 && !pull_is_named(app, r.name))
+        rc = err_set(e, ERR_CONFLICT, "/name", "no version was fetched from '%.*s'",
+                     utf8_cut(r.name, 200), r.name);
+    (void)snprintf(label, sizeof label, "%llu", (unsigned long long)r.version);
+    json_decref(body);
+    return rc == 0 ? pull_commit(app, x, label, e) : -1;
+}
+
+/* ---- an update around it ---- */
+
+bool pull_session_start(struct app *app)
+{
+    struct pull_state *s = malloc(sizeof *s);
+    struct err ignored = {0};
+    bool begins = false;
+
+    if (s != NULL && pull_chain_take(chain_of(app), s, &ignored) == 0) {
+        begins = s->form == PULL_SKYRL && s->pulled != PULL_NO_VERSION;
+        s->session = begins;
+        pull_chain_put(chain_of(app), s);
+    }
+    free(s);
+    return begins;
+}
+
+int pull_session_finish(bool *ended, struct app *app, struct err *e)
+{
+    struct pull_state *s = malloc(sizeof *s);
+    struct err ignored = {0};
+    int rc = 0;
+
+    *ended = false;
+    if (s != NULL && pull_chain_take(chain_of(app), s, &ignored) == 0) {
+        *ended = s->session;
+        if (s->session && s->pulled != PULL_NO_VERSION)
+            rc = err_set(e, ERR_CONFLICT, "", "version %llu is fetched, but was not committed",
+                         (unsigned long long)s->pulled);
+        s->session = false;
+        pull_chain_put(chain_of(app), s);
+    }
+    free(s);
+    return rc;
 }

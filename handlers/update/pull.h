@@ -31,4 +31,16 @@ bool pull_is_named(const struct app *app, const char *path);
  * the pull then begins again. */
 int pull_commit(struct app *app, struct http_request *x, const char *label, struct err *e);
 
+/* handle_pull_commit - the same for a request with the members name and version. */
+int handle_pull_commit(struct app *app, struct http_request *x, struct err *e);
+
+/* Clients of SkyRL begin and end an update around the commit of what they fetched; both say nothing
+ * of it.
+ * pull_session_start - does one begin now? It does if a version of SkyRL's form waits for its
+ * commit.
+ * pull_session_finish - does one end now? Errors: ERR_CONFLICT: it does, but its version was not
+ * committed. */
+bool pull_session_start(struct app *app);
+int pull_session_finish(bool *ended, struct app *app, struct err *e);
+
 #endif

@@ -9,6 +9,7 @@
 #include "handlers/reply.h"
 #include "handlers/rows/rows.h"
 #include "handlers/rows/update_request.h"
+#include "handlers/update/pull.h"
 #include "handlers/update/update_params.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
@@ -113,6 +114,10 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
     json_decref(body);
     req.anonymous = route->session != SESSION_NAMED;
     req.actor = x->actor;
+    if (rc == 0 && req.anonymous && pull_session_start(app)) {
+        reply_json(x, 200, json_object());
+        return 0;
+    }
     if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
         start_update_session(app, &req, &info, e) != 0)
         return -1;
@@ -240,12 +245,19 @@ static int finish_update(struct app *app, struct http_request *x, const json_t *
 
 static int parse_and_finish(struct app *app, struct http_request *x, bool commit, struct err *e)
 {
+    const struct route *route = x->route;
+    bool pulled = false;
     json_t *body;
-    int rc;
+    int rc = 0;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse(&body, x, route, e) != 0)
         return -1;
-    rc = finish_update(app, x, body, commit, e);
+    if (commit && route->session != SESSION_NAMED)
+        rc = pull_session_finish(&pulled, app, e);
+    if (rc == 0 && pulled)
+        reply_json(x, 200, json_object());
+    else if (rc == 0)
+        rc = finish_update(app, x, body, commit, e);
     json_decref(body);
     return rc;
 }

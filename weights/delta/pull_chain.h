@@ -24,6 +24,7 @@ struct pull_state {
 
     uint64_t pulled;                   /* waits for its commit; PULL_NO_VERSION: none does */
     char update_id[UPDATE_ID_MAX + 1]; /* its update; "": nothing changes but the name */
+    bool session; /* a client that starts and finishes updates has started one for it */
 };
 
 struct pull_chain;

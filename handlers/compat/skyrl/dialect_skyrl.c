@@ -7,6 +7,7 @@
 #include "handlers/update_members.h"
 #include "memory/checksum.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -264,12 +265,122 @@ int skyrl_generate_request(json_t **body, const struct http_request *x, struct e
     return dialect_set(*body, "sampling_params", json_object(), e);
 }
 
-int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e)
+/* Deltas of checkpoints */
+
+/* The base model is compared with what the server started with, wherever the trainer has it. */
+int skyrl_deltas_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
-    if (body_required(*body, "", "target_version", e) != 0)
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "form", json_string("skyrl"), e) != 0
+               ? -1
+               : dialect_set(*body, "version", json_integer(0), e);
+}
+
+int skyrl_deltas_response(json_t **reply, const struct http_request *x)
+{
+    (void)x;
+    return dialect_replace(reply, json_pack("{s:s}", "message", "Weight transfer initialized"));
+}
+
+static size_t without_slashes(const char *path)
+{
+    size_t len = strlen(path);
+
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    return len;
+}
+
+/* The directory of all versions. Its trainer also names that of the target, which must be one of
+ * them.
+ * @out  new, for json_decref */
+static int sync_dir_of(json_t **out, const json_t *info, const char *at, uint64_t version,
+                       struct err *e)
+{
+    const char *dir = NULL, *uri = NULL;
+    char field[ERR_FIELD_MAX], name[32];
+    size_t len, end;
+
+    if (body_str(&dir, info, at, "sync_dir", e) != 0 || body_str(&uri, info, at, "uri", e) != 0)
         return -1;
-    return err_set(e, ERR_BAD_REQUEST, "",
-                   "delta updates are not supported: no checkpoint is fetched and patched here; "
-                   "sync whole weights by nccl or cuda_ipc");
+    if (dir == NULL && uri == NULL) {
+        (void)snprintf(field, sizeof field, "%s/sync_dir", at);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "neither sync_dir nor uri says where the deltas are");
+    }
+    (void)snprintf(name, sizeof name, "/delta-%08llu", (unsigned long long)version);
+    end = uri != NULL ? without_slashes(uri) : 0;
+    len = dir != NULL ? without_slashes(dir) : end > strlen(name) ? end - strlen(name) : 0;
+    if (uri != NULL && (end != len + strlen(name) || memcmp(uri + len, name, strlen(name)) != 0 ||
+                        (dir != NULL && memcmp(uri, dir, len) != 0))) {
+        (void)snprintf(field, sizeof field, "%s/uri", at);
+        return err_set(e, ERR_BAD_REQUEST, field, "'%.200s' is not '%s' in sync_dir", uri,
+                       name + 1);
+    }
+    *out = json_stringn(dir != NULL ? dir : uri, len);
+    return *out != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+}
+
+/* SkyRL's receiver patches files in local_checkpoint_dir here, and loads them later. */
+int skyrl_fetch_request(json_t **body, const struct http_request *x, struct err *e)
+{
+    uint64_t version = 0;
+    json_t *dir;
+
+    if (body_required(*body, "", "target_version", e) != 0 ||
+        body_u64(&version, *body, "", "target_version", 1, INT64_MAX, e) != 0 ||
+        sync_dir_of(&dir, *body, "", version, e) != 0)
+        return -1;
+    if (dialect_request_plain(body, x, e) != 0 ||
+        dialect_set(*body, "name", json_incref(dir), e) != 0 ||
+        dialect_set(*body, "source", json_incref(dir), e) != 0 ||
+        dialect_set(*body, "form", json_string("skyrl"), e) != 0) {
+        json_decref(dir);
+        return -1;
+    }
+    json_decref(dir);
+    return 0;
+}
+
+/* One result for each rank, as its workers answer. */
+int skyrl_fetch_response(json_t **reply, const struct http_request *x)
+{
+    const struct app *app = x->app;
+    uint32_t n_ranks = app_n_devices(app) > 0 ? app_n_devices(app) : 1;
+    double total_s = json_real_value(json_object_get(*reply, "total_s"));
+    json_t *results = json_array(), *version = json_object_get(*reply, "version");
+
+    for (uint32_t r = 0; r < n_ranks; r++)
+        if (json_array_append_new(results, json_pack("{s:s, s:O, s:{s:f, s:f, s:f, s:f}}", "status",
+                                                     "ok", "target_version", version, "stats",
+                                                     "fetch_s", 0.0, "apply_s", total_s, "reset_s",
+                                                     0.0, "total_s", total_s)) != 0) {
+            json_decref(results);
+            return -1;
+        }
+    return dialect_replace(reply, json_pack("{s:s, s:o}", "status", "ok", "result", results));
+}
+
+int skyrl_reload_request(json_t **body, const struct http_request *x, struct err *e)
+{
+    const json_t *info = NULL;
+    json_t *dir, *made;
+    uint64_t version = 0;
+
+    (void)x;
+    if (body_object(&info, *body, "", "update_info", e) != 0 ||
+        body_u64(&version, info, "/update_info", "target_version", 0, INT64_MAX, e) != 0 ||
+        sync_dir_of(&dir, info, "/update_info", version, e) != 0)
+        return -1;
+    made = json_pack("{s:o, s:I}", "name", dir, "version", (json_int_t)version);
+    return dialect_replace(body, made) == 0
+               ? 0
+               : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+}
+
+int skyrl_reload_response(json_t **reply, const struct http_request *x)
+{
+    (void)x;
+    return dialect_replace(reply, json_pack("{s:s}", "message", "Weights updated"));
 }

@@ -12,6 +12,8 @@ extern const struct member skyrl_info_rows[], skyrl_finish_rows[], skyrl_wake_ro
 extern const struct member skyrl_lora_members[];
 extern const struct member skyrl_generate_members[];
 extern const struct member skyrl_fetch_members[], skyrl_session_query[];
+extern const struct member skyrl_deltas_members[], skyrl_deltas_rows[];
+extern const struct member skyrl_reload_members[], skyrl_reload_rows[];
 
 /* Requests: methods of /collective_rpc. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e);
@@ -26,11 +28,16 @@ int skyrl_rpc_refuse(json_t **body, const struct http_request *x, struct err *e)
 /* Requests: SkyRL's own routes. */
 int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e);
+int skyrl_deltas_request(json_t **body, const struct http_request *x, struct err *e);
+int skyrl_fetch_request(json_t **body, const struct http_request *x, struct err *e);
+int skyrl_reload_request(json_t **body, const struct http_request *x, struct err *e);
 
 /* Replies: one null for each rank; {status, lora_name, lora_int_id}; exactly one choice. */
 int skyrl_results_response(json_t **reply, const struct http_request *x);
 int skyrl_lora_response(json_t **reply, const struct http_request *x);
+int skyrl_deltas_response(json_t **reply, const struct http_request *x);
+int skyrl_fetch_response(json_t **reply, const struct http_request *x);
+int skyrl_reload_response(json_t **reply, const struct http_request *x);
 
 /* Columns: path, operationId, operation; then other members of the row. */
 #define SKYRL_POST(path, id, op, ...)                                                              \
@@ -104,8 +111,21 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x);
          .dialect = DIALECT_SKYRL,                                                                 \
          .translate_response = dialect_reply_status,                                               \
          .operation = OPERATION_SESSION_FINISH},                                                   \
-        SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
-                    .members = skyrl_fetch_members, .translated_members = no_members,              \
-                    .translate_request = skyrl_fetch_refuse),
+        SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_PULL,                         \
+                    .members = skyrl_fetch_members, .translated_members = pull_members,            \
+                    .translate_request = skyrl_fetch_request,                                      \
+                    .translate_response = skyrl_fetch_response),                                   \
+        SKYRL_SMALL("/init_weight_transfer_engine", "skyrlInitDeltas", OPERATION_PULL,             \
+                    .members = skyrl_deltas_members,                                               \
+                    .body_match = {"init_info", NULL, "base_model_path"},                          \
+                    .translated_members = pull_members, .error_members = skyrl_deltas_rows,        \
+                    .error_at = "/init_info", .translate_request = skyrl_deltas_request,           \
+                    .translate_response = skyrl_deltas_response),                                  \
+        SKYRL_POST("/update_weights", "skyrlReload", OPERATION_PULL_COMMIT,                        \
+                   .body_max = ROUTE_BODY_CONFIG, .members = skyrl_reload_members,                 \
+                   .body_match = {"update_info", NULL, "target_version"},                          \
+                   .translated_members = pull_commit_members, .error_members = skyrl_reload_rows,  \
+                   .error_at = "/update_info", .translate_request = skyrl_reload_request,          \
+                   .translate_response = skyrl_reload_response),
 
 #endif

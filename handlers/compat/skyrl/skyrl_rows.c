@@ -36,9 +36,40 @@ const struct member skyrl_session_query[] = {
 };
 
 const struct member skyrl_fetch_members[] = {
-    {"target_version", .type = M_INT},
-    {"sync_dir", .type = M_STRING},
+    {"target_version", M_INT, .flags = M_REQUIRED, .ours = "version"},
+    {"sync_dir", M_STRING, .ours = "source",
+     .doc = "The directory with delta-00000001 and so on, beneath a root of --allow-path; default: "
+            "that of uri. gs:// and s3:// are refused"},
+    {"uri", M_STRING, .doc = "The directory of the target; 400 if it is not one of sync_dir"},
+    {0},
+};
+
+/* init_info and update_info of deltas. */
+const struct member skyrl_deltas_rows[] = {
+    {"base_model_path", M_STRING, .flags = M_REQUIRED,
+     .doc = "Not read: the weights that the server started with must be served"},
+    {"local_checkpoint_dir", M_STRING, .doc = "Nothing is written there"},
+    {"cloud_download_workers", .type = M_INT},
+    {"checkpoint_load_format", .type = M_STRING},
+    {"multi_thread_safetensors_max_workers", .type = M_INT},
+    {0},
+};
+
+const struct member skyrl_deltas_members[] = {
+    {"init_info", M_OBJECT, .flags = M_REQUIRED | M_OPEN, .of = skyrl_deltas_rows},
+    {0},
+};
+
+const struct member skyrl_reload_rows[] = {
+    {"target_version", M_INT, .flags = M_REQUIRED, .ours = "version"},
+    {"version", M_INT, .doc = "The same"},
+    {"sync_dir", M_STRING, .ours = "name", .doc = "As /fetch_weights has had it"},
     {"uri", .type = M_STRING},
+    {0},
+};
+
+const struct member skyrl_reload_members[] = {
+    {"update_info", M_OBJECT, .flags = M_REQUIRED | M_OPEN, .of = skyrl_reload_rows},
     {0},
 };
 

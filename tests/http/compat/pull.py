@@ -1,5 +1,5 @@
-"""slime and Miles with deltas in directories: what their own publishers wrote, pulled while the server generates, and
-served by the reload that follows. After each version every tensor is compared with what the trainer had.
+"""slime, Miles and SkyRL with deltas in directories: what their own publishers wrote, pulled while the server
+generates, and served by the reload that follows. After each version every tensor is compared with what the trainer had.
 Usage: pull.py BATON MODEL DELTAS FOLDER"""
 
 import json
@@ -73,6 +73,47 @@ class Trainer:
         self.publish(version)
         self.pull(version)
         self.reload(version)
+
+
+class SkyRL(Trainer):
+    """Its own calls."""
+
+    def post(self, path, body):
+        status, answer = self.server.post(path, body)
+        if status != 200:
+            raise Refused(f"{status}: {answer}")
+        return answer
+
+    def begin(self):
+        shutil.rmtree(SOURCE, ignore_errors=True)
+        os.mkdir(SOURCE)
+        return self.post("/init_weight_transfer_engine", {"init_info": {
+            "base_model_path": "/elsewhere/model", "local_checkpoint_dir": LOCAL, "cloud_download_workers": 4,
+            "checkpoint_load_format": "vllm_multi_thread_safetensors", "multi_thread_safetensors_max_workers": 8}})
+
+    def publish(self, version):
+        name = f"delta-{version:08d}"
+        shutil.rmtree(os.path.join(SOURCE, name), ignore_errors=True)
+        shutil.copytree(os.path.join(DELTAS, self.made_by, name), os.path.join(SOURCE, name))
+        return os.path.join(SOURCE, name)
+
+    def info(self, version, source=SOURCE):
+        return {"target_version": version, "sync_dir": source, "uri": f"{source}/delta-{version:08d}"}
+
+    def pull(self, version, source=SOURCE):
+        found = self.post("/fetch_weights", self.info(version, source))
+        same((found["status"], found["result"][0]["status"], found["result"][0]["target_version"]),
+             ("ok", "ok", version), "fetched")
+        same(sorted(found["result"][0]["stats"]), ["apply_s", "fetch_s", "reset_s", "total_s"], "stats")
+
+    def reload(self, version, path=SOURCE):
+        self.post("/pause?mode=keep&clear_cache=false", {})
+        try:
+            self.post("/collective_rpc", {"method": "skyrl_start_weight_update", "kwargs": {"is_checkpoint_format": True}})
+            self.post("/update_weights", {"update_info": {**self.info(version, path), "version": version}})
+            self.post("/collective_rpc", {"method": "skyrl_finish_weight_update"})
+        finally:
+            self.post("/resume", {})
 
 
 class World(Server):
@@ -226,10 +267,56 @@ def whole_versions():
         same(server.label(), "8", "label")
 
 
+def skyrl():
+    with World() as server:
+        t = SkyRL(server, "skyrl/many-files")
+        t.begin()
+        refused("delta-00000001", t.pull, 1)
+        for version in range(1, 5):
+            t.publish(version)
+            t.pull(version)
+            server.serves(version - 1, "base" if version == 1 else None)
+            t.reload(version)
+            server.serves(version)
+        t.pull(4)
+        refused("is not the base model's", t.begin)  # a new run
+        whole(server)
+        t.begin()
+        for version in range(1, 5):
+            t.publish(version)
+        manifest = os.path.join(SOURCE, "delta-00000002", "manifest.json")
+        with open(manifest, encoding="utf-8") as f:
+            right = f.read()
+        with open(manifest, "w", encoding="utf-8") as f:
+            f.write(right.replace('"base_version": 1', '"base_version": 0'))
+        refused("version 2: manifest.json: it builds on version 0", t.pull, 4)
+        with open(manifest, "w", encoding="utf-8") as f:
+            f.write(right)  # republished under the same name
+        t.pull(3)
+        refused("version 3 is pulled", t.reload, 2)
+        refused("version 3 is fetched, but was not committed", t.post, "/collective_rpc",
+                {"method": "skyrl_finish_weight_update"})
+        t.reload(3)
+        server.serves(3)
+        refused("no version was fetched", t.post, "/update_weights",
+                {"update_info": {"target_version": 4, "sync_dir": "/elsewhere"}})
+        for source in "gs://bucket/run", "s3://bucket/run":
+            refused("not a directory", t.pull, 4, source)
+        refused("sync_dir", t.post, "/fetch_weights", {"target_version": 4, "sync_dir": SOURCE, "uri": "/x/delta-00000004"})
+        refused("target_version", t.post, "/fetch_weights", {"sync_dir": SOURCE})
+        t.post("/fetch_weights", {"target_version": 4, "uri": f"{SOURCE}/delta-00000004/"})
+        t.reload(4)
+        server.serves(4)
+        # tensors by vLLM's own routes are as they were
+        refused("master_address", t.post, "/init_weight_transfer_engine", {"init_info": {"master_port": 1, "world_size": 2}})
+        refused("delta", t.post, "/update_weights", {"update_info": {"target_version": 1, "uri": "x"}})
+
+
 with World() as s:
     BASE = s.sums()["checksums"]
 catches_up()
 runs()
 faults()
 whole_versions()
+skyrl()
 print(f"ok: {n_checks} checks")

@@ -169,7 +169,16 @@ static void test_own_routes(void **state)
          NULL, NULL},
         {generate, "{\"token_ids\": [1], \"sampling_params\": {\"n\": 2}}", NULL,
          "/sampling_params/n", "exactly one"},
-        {"/fetch_weights", "{\"target_version\": 3}", NULL, "", "delta"},
+        {"/fetch_weights", "{\"target_version\": 3}", NULL, "/sync_dir", "delta"},
+        {"/fetch_weights", "{\"target_version\": 3, \"sync_dir\": \"/d/\"}",
+         "{\"form\":\"skyrl\",\"name\":\"/d\",\"source\":\"/d\",\"version\":3}", NULL, NULL},
+        {"/fetch_weights", "{\"target_version\": 3, \"uri\": \"/d/delta-00000003\"}",
+         "{\"form\":\"skyrl\",\"name\":\"/d\",\"source\":\"/d\",\"version\":3}", NULL, NULL},
+        {"/fetch_weights",
+         "{\"target_version\": 3, \"sync_dir\": \"/d\", \"uri\": \"/d/delta-00000002\"}", NULL,
+         "/uri", "delta-00000003"},
+        {"/fetch_weights", "{\"target_version\": 3, \"uri\": \"x\"}", NULL, "/uri",
+         "delta-00000003"},
         {"/fetch_weights", "{}", NULL, "/target_version", "required"},
     };
 

@@ -1,0 +1,171 @@
+/* Directories of deltas from a stranger: slime's index and SkyRL's manifest, each with one payload
+ * file. The input is the index, and after the first NUL byte the head (JSON) of the file, after the
+ * second its bytes. A refusal explains itself and names the version; what is accepted changes
+ * tensors of the model only, each once, in the model's order. */
+#include "tests/fuzz/fuzz.h"
+
+#include "weights/delta/pull.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *const files[PULL_FORM_COUNT] = {
+    [PULL_SLIME] = "model-00000-of-00001.safetensors",
+    [PULL_SKYRL] = "delta-rank00000-file000000.safetensors"};
+static const char *const indexes[PULL_FORM_COUNT] = {
+    [PULL_SLIME] = "model.safetensors.index.json", [PULL_SKYRL] = "manifest.json"};
+
+static const enum err_code codes[] = {ERR_NOT_FOUND,  ERR_PRECONDITION, ERR_BAD_REQUEST,
+                                      ERR_MISMATCH,   ERR_INCOMPLETE,   ERR_TOO_LARGE,
+                                      ERR_UNREADABLE, ERR_FORBIDDEN,    ERR_NONE};
+
+static const char *directory(void)
+{
+    static char path[64];
+
+    if (path[0] == '\0') {
+        (void)snprintf(path, sizeof path, "/tmp/fuzz-pull-XXXXXX");
+        CHECK(mkdtemp(path) != NULL);
+    }
+    return path;
+}
+
+static void path_of(char out[256], enum pull_form form, const char *name)
+{
+    char version[32];
+
+    pull_directory(version, form, 1);
+    (void)snprintf(out, 256, "%s/%s%s%s", directory(), version, name[0] != '\0' ? "/" : "", name);
+}
+
+static void remove_all(void)
+{
+    char path[256];
+
+    for (int form = 0; form < PULL_FORM_COUNT; form++) {
+        path_of(path, (enum pull_form)form, files[form]);
+        (void)unlink(path);
+        path_of(path, (enum pull_form)form, indexes[form]);
+        (void)unlink(path);
+        path_of(path, (enum pull_form)form, "");
+        (void)rmdir(path);
+    }
+    (void)rmdir(directory());
+}
+
+static void write_file(enum pull_form form, const char *name, const void *a, size_t n_a,
+                       const void *b, size_t n_b, const void *c, size_t n_c)
+{
+    char path[256];
+    int fd;
+
+    path_of(path, form, name);
+    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(fd >= 0 && write(fd, a, n_a) == (ssize_t)n_a && write(fd, b, n_b) == (ssize_t)n_b &&
+          write(fd, c, n_c) == (ssize_t)n_c);
+    (void)close(fd);
+}
+
+/* "x" of 8 bytes, "y" of 3, "tied" to x, "gone". */
+static struct model_spec *spec(void)
+{
+    static struct model_spec *m;
+    static const char *const x[] = {"x", NULL};
+    const struct alias_spec aliases[] = {{.name = "tied", .kind = ALIAS_TIED, .targets = x},
+                                         {.name = "gone", .kind = ALIAS_IGNORED}};
+    struct tensor_list_builder *b;
+    struct tensor_list *list;
+    const uint64_t two[] = {2}, three[] = {3};
+    struct err e = {0};
+
+    if (m != NULL)
+        return m;
+    CHECK(tensor_list_builder_new(&b, &e) == 0 &&
+          tensor_list_builder_add(b, "x", DTYPE_F32, two, 1, UINT64_MAX, &e) == 0 &&
+          tensor_list_builder_add(b, "y", DTYPE_U8, three, 1, UINT64_MAX, &e) == 0 &&
+          tensor_list_builder_finish(b, &list, &e) == 0 &&
+          model_spec_new(&m, list, aliases, 2, &e) == 0);
+    return m;
+}
+
+static void free_spec(void)
+{
+    model_spec_free(spec());
+}
+
+static void check_accepted(const struct pull *p)
+{
+    const struct tensor_list *list = pull_tensors(p), *all = spec()->tensor_list;
+    uint32_t last = 0;
+
+    CHECK(pull_n_versions(p) == 1);
+    for (uint32_t i = 0; list != NULL && i < list->n_tensors; i++) {
+        uint32_t k = tensor_list_find(all, list->tensors[i].name);
+
+        CHECK(k != TENSOR_LIST_NO_TENSOR && (i == 0 || k > last));
+        CHECK(list->tensors[i].nbytes == all->tensors[k].nbytes);
+        last = k;
+    }
+    CHECK(!pull_is_whole(p) || (list != NULL && list->n_tensors == all->n_tensors));
+}
+
+static void open_version(enum pull_form form)
+{
+    struct pull_cfg cfg = {.form = form,
+                           .spec = spec(),
+                           .rootfd = AT_FDCWD,
+                           .source = directory(),
+                           .served = 0,
+                           .target = 1};
+    struct pull *p = NULL;
+    struct err e = {0};
+
+    if (pull_open(&p, &cfg, &e) == 0) {
+        check_accepted(p);
+        pull_close(p);
+        return;
+    }
+    check_refusal(&e, codes, "");
+    CHECK(p == NULL && strstr(e.msg, "version 1") != NULL);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
+{
+    static bool ready;
+    const char *text = (const char *)data;
+    const char *head = memchr(text, '\0', len), *bytes = NULL, *end = text + len;
+    size_t n_index = head != NULL ? (size_t)(head - text) : len, n_head = 0;
+    uint64_t prefix;
+
+    if (head != NULL) {
+        head++;
+        bytes = memchr(head, '\0', (size_t)(end - head));
+        n_head = (size_t)((bytes != NULL ? bytes : end) - head);
+        bytes = bytes != NULL ? bytes + 1 : end;
+    }
+    for (int form = 0; form < PULL_FORM_COUNT; form++) {
+        char path[256];
+
+        if (!ready) {
+            path_of(path, (enum pull_form)form, "");
+            CHECK(mkdir(path, 0700) == 0);
+        }
+        write_file((enum pull_form)form, indexes[form], text, n_index, "", 0, "", 0);
+        path_of(path, (enum pull_form)form, files[form]);
+        (void)unlink(path);
+        prefix = n_head;
+        if (head != NULL)
+            write_file((enum pull_form)form, files[form], &prefix, sizeof prefix, head, n_head,
+                       bytes, (size_t)(end - bytes));
+    }
+    if (!ready)
+        CHECK(atexit(free_spec) == 0 && atexit(remove_all) == 0);
+    ready = true;
+    for (int form = 0; form < PULL_FORM_COUNT; form++)
+        open_version((enum pull_form)form);
+    return 0;
+}
