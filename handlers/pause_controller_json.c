@@ -4,6 +4,11 @@
 #include "base/clock.h"
 #include "handlers/rows/reply_rows.h"
 
+#define UPSTREAMS_ROW                                                                              \
+    {                                                                                              \
+        "upstreams", M_ARRAY, .items = M_OBJECT, .of = result_reply, .flags = M_FLEET              \
+    }
+
 static json_t *paused_json(const void *from)
 {
     const struct pause_controller_info *info = from;
@@ -57,7 +62,7 @@ const struct member pause_reply[] = {
      .doc = "generations that are frozen or about to end"},
     {"waiting", M_INT, M_IN(struct pause_controller_info, n_waiting),
      .doc = "generations that queue"},
-    {"upstreams", M_ARRAY, .items = M_OBJECT, .of = result_reply, .flags = M_FLEET},
+    UPSTREAMS_ROW,
     {0},
 };
 
@@ -75,6 +80,43 @@ const struct member sleep_reply[] = {
      M_WORDS("unsynced", "ready", "asleep", "dropped")},
     {"kv_cache", M_STRING, M_IN(struct lifecycle_state, kv_released),
      M_WORDS("present", "released")},
+    {0},
+};
+
+static const struct member freed_rows[] = {
+    {"weights_device", M_INT, M_IN(struct slept, what.weights.nbytes_device)},
+    {"weights_host", M_INT, M_IN(struct slept, what.weights.nbytes_host)},
+    {"staging", M_INT, M_IN(struct slept, what.weights.nbytes_ready),
+     .doc = "memory that was reserved for updates"},
+    {"kv_cache", M_INT, M_IN(struct slept, what.nbytes_kv),
+     .doc = "bytes of pages that were resident"},
+    {0},
+};
+
+const struct member slept_reply[] = {
+    {"", M_ROWS_OF(sleep_reply)},
+    {"level", M_INT, M_IN(struct slept, level)},
+    {"freed", M_OBJECT, .of = freed_rows, .store = STORE_ROWS},
+    {"kept", M_INT, M_IN(struct slept, what.weights.nbytes_kept),
+     .doc = "bytes kept in host memory for the wake"},
+    {"aborted", M_INT, M_IN(struct slept, what.n_aborted), .doc = "generations"},
+    UPSTREAMS_ROW,
+    {0},
+};
+
+const struct member woken_reply[] = {
+    {"", M_ROWS_OF(sleep_reply)},
+    {"restored", M_INT, .doc = "bytes allocated on GPUs"},
+    UPSTREAMS_ROW,
+    {0},
+};
+
+const struct member resumed_reply[] = {
+    {"paused", M_BOOL, .def = "false"},
+    {.name = "was_paused", .type = M_BOOL},
+    {"epoch", M_INT, M_IN(struct pause_controller_info, pause.epoch),
+     .doc = "counts every pause and resume"},
+    UPSTREAMS_ROW,
     {0},
 };
 

@@ -473,6 +473,108 @@ class RecordedVersion(TypedDict, total=False):
     weight_version: str
 
 
+class SleptFreed(TypedDict, total=False):
+    weights_device: int
+    weights_host: int
+    staging: int
+    kv_cache: int
+
+
+class Slept(TypedDict, total=False):
+    asleep: bool
+    weights: Literal["unsynced", "ready", "asleep", "dropped"]
+    kv_cache: Literal["present", "released"]
+    level: int
+    freed: SleptFreed
+    kept: int
+    aborted: int
+    upstreams: List[Result]
+
+
+class Woken(TypedDict, total=False):
+    asleep: bool
+    weights: Literal["unsynced", "ready", "asleep", "dropped"]
+    kv_cache: Literal["present", "released"]
+    restored: int
+    upstreams: List[Result]
+
+
+class Resumed(TypedDict, total=False):
+    paused: Literal[False]
+    was_paused: bool
+    epoch: int
+    upstreams: List[Result]
+
+
+class UpstreamsProven(TypedDict, total=False):
+    n: int
+    n_proven: int
+    n_checksums: int
+    list: List[Upstream]
+
+
+class PreflightChecksItem(TypedDict):
+    check: Literal["cuda", "device", "allocator", "uuid", "mig", "pid_namespace", "ref_counter",
+        "peer_access", "open", "event"]
+    ok: Optional[bool]
+    message: str
+    place: Optional[str]
+
+
+class Preflight(TypedDict):
+    ok: bool
+    checks: List[PreflightChecksItem]
+
+
+class Plan(TypedDict, total=False):
+    plan_id: str
+    n_tensors: int
+    nbytes: int
+    covers_manifest: bool
+    n_missing: int
+    missing: List[str]
+
+
+class WeightsChecked(TypedDict, total=False):
+    algorithm: Literal["sha256"]
+    weight_version: Optional[str]
+    serial: Optional[int]
+    checksums: Dict[str, str]
+    n_tensors: int
+    match: bool
+    mismatches: List[str]
+    n_compared: int
+    n_skipped: int
+
+
+class ChatRendered(TypedDict, total=False):
+    request_id: str
+    model: str
+    token_ids: List[int]
+    features: None
+    sampling_params: Dict[str, Any]
+    stream: bool
+    stream_options: Optional[Dict[str, Any]]
+    cache_salt: Optional[str]
+    priority: Literal[0]
+    kv_transfer_params: None
+
+
+class UnloadedAdapter(TypedDict, total=False):
+    status: Literal["ok"]
+    lora_name: str
+    revision: int
+    n_users: int
+    loaded_adapters: Dict[str, Optional[str]]
+
+
+class CacheReset(TypedDict, total=False):
+    reset: bool
+    prefix_cache: None
+    entries_dropped: int
+    message: str
+
+
 class _Ready(TypedDict):
     ready: bool
 

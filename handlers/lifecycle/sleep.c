@@ -27,25 +27,19 @@ static void reply_sleep(struct app *app, struct http_request *x, json_t *more)
 
 int handle_sleep(struct app *app, struct http_request *x, struct err *e)
 {
-    struct pause_controller_slept slept = {0};
     struct sleep_request req = {0};
     json_auto_t *body = NULL;
+    struct slept slept = {0};
     unsigned tags;
 
     if (body_parse(&body, x, x->route, e) != 0 || sleep_parse(&req, body, e) != 0)
         return -1;
+    slept.level = req.level;
     tags = tags_of(&req.what);
     if (tags != 0 &&
-        pause_controller_sleep(app->pause_controller, (int)req.level, tags, &slept, e) != 0)
+        pause_controller_sleep(app->pause_controller, (int)req.level, tags, &slept.what, e) != 0)
         return -1;
-    reply_sleep(app, x,
-                json_pack("{s:i, s:{s:I, s:I, s:I, s:I}, s:I, s:I}", "level", (int)req.level,
-                          "freed", "weights_device", (json_int_t)slept.weights.nbytes_device,
-                          "weights_host", (json_int_t)slept.weights.nbytes_host, "staging",
-                          (json_int_t)slept.weights.nbytes_ready, "kv_cache",
-                          (json_int_t)slept.nbytes_kv, "kept",
-                          (json_int_t)slept.weights.nbytes_kept, "aborted",
-                          (json_int_t)slept.n_aborted));
+    reply_sleep(app, x, member_write(&slept, slept_reply));
     return 0;
 }
 

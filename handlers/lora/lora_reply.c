@@ -68,9 +68,7 @@ const struct member loaded_adapter_reply[] = {
             "pissa, olora, corda, loftq or lora_ga"},
     {"warning", M_STRING | M_NULL, .make = warning_json,
      .doc = "Why its output may be wrong: base_changed; the log has it too (lora.base_changed)"},
-    {"loaded_adapters", M_MAP, .items = M_STRING | M_NULL,
-     .doc = "All adapters that are loaded now: name to path, or null if it was not loaded from a "
-            "path"},
+    {"loaded_adapters", M_MAP, .items = M_STRING | M_NULL, .doc = DOC_LOADED_ADAPTERS},
     {0},
 };
 

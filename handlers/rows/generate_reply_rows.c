@@ -1,5 +1,5 @@
-/* What replies contain: generations. The rows only describe: what may be long is written as text
- * (handlers/json_put.h). See handlers/rows/member.h. */
+/* What replies contain: generations, caches and adapters. The rows only describe: what may be long
+ * is written as text (handlers/json_put.h). See handlers/rows/member.h. */
 #include "handlers/rows/reply_rows.h"
 
 #define DOC_EXPERTS_NPY                                                                            \
@@ -220,5 +220,36 @@ const struct member sglang_load_reply[] = {
     {"num_used_tokens", M_INT | M_NULL, .doc = "As num_tokens"},
     {.name = "max_total_num_tokens", .type = M_INT | M_NULL},
     {"token_usage", M_NUMBER | M_NULL, .doc = "Of both"},
+    {0},
+};
+
+const struct member chat_rendered_reply[] = {
+    {.name = "request_id", .type = M_STRING},
+    {.name = "model", .type = M_STRING},
+    {"token_ids", M_ARRAY, .items = M_INT},
+    {.name = "features", .type = M_NULL},
+    {.name = "sampling_params", .type = M_OBJECT},
+    {.name = "stream", .type = M_BOOL},
+    {.name = "stream_options", .type = M_OBJECT | M_NULL},
+    {.name = "cache_salt", .type = M_STRING | M_NULL},
+    {"priority", M_INT, .def = "0"},
+    {.name = "kv_transfer_params", .type = M_NULL},
+    {0},
+};
+
+const struct member unloaded_adapter_reply[] = {
+    {"status", M_STRING, .def = "ok"},
+    {.name = "lora_name", .type = M_STRING},
+    {"revision", M_INT, .doc = "The last loaded revision"},
+    {"n_users", M_INT, .doc = "Requests that still use this or an older revision"},
+    {"loaded_adapters", M_MAP, .items = M_STRING | M_NULL, .doc = DOC_LOADED_ADAPTERS},
+    {0},
+};
+
+const struct member cache_reset_reply[] = {
+    {.name = "reset", .type = M_BOOL},
+    {.name = "prefix_cache", .type = M_NULL},
+    {.name = "entries_dropped", .type = M_INT},
+    {.name = "message", .type = M_STRING},
     {0},
 };

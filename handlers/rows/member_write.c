@@ -76,13 +76,13 @@ static bool put_rows(json_t *object, const struct member *rows, const void *from
     for (const struct member *m = rows; m->name != NULL; m++) {
         json_t *value;
 
+        if (m->store == STORE_NOT && m->make == NULL && m->def == NULL)
+            continue;
         if ((m->type & M_ROWS) != 0) {
             if (!put_rows(object, m->of, (const char *)from + m->at))
                 return false;
             continue;
         }
-        if (m->store == STORE_NOT && m->make == NULL && m->def == NULL)
-            continue;
         value = value_json(m, from);
         if (value != NULL && !is_told(m, value))
             json_decref(value);

@@ -16,6 +16,7 @@ extern const struct member result_reply[];
 
 /* upstream_rows.c */
 extern const struct member upstream_reply[], upstreams_reply[], upstream_ready_reply[];
+extern const struct member upstreams_proven_reply[];
 extern const struct member reason_rows[];         /* of struct err */
 extern const struct member upstream_error_rows[]; /* of struct upstream_error */
 extern const struct member proof_rows[];          /* of struct fleet_prover */
@@ -32,6 +33,7 @@ extern const struct member nccl_rows[];        /* of struct nccl_info */
 /* served_rows.c */
 extern const struct member handles_reply[], weights_reply[], weights_diff_reply[];
 extern const struct member lease_reply[]; /* of struct lease_info */
+extern const struct member preflight_reply[], plan_reply[], weights_checked_reply[];
 
 /* handlers/lora/; empty in a build without the engine. */
 extern const struct member adapter_reply[];        /* of struct adapters_item */
@@ -41,6 +43,9 @@ extern const struct member loaded_adapter_reply[]; /* of struct lora_loaded */
 extern const struct member generated_reply[], completion_reply[], chat_reply[];
 extern const struct member adapter_used_reply[], span_reply[], relayed_span_reply[];
 extern const struct member sglang_generated_reply[], sglang_load_reply[];
+extern const struct member chat_rendered_reply[], unloaded_adapter_reply[], cache_reset_reply[];
+#define DOC_LOADED_ADAPTERS                                                                        \
+    "All adapters that are loaded now: name to path, or null if it was not loaded from a path"
 
 #define COVERAGE_WORDS M_WORDS("whole", "as_before", "partial", "incomplete", "unknown")
 #define DOC_COVERAGE                                                                               \

@@ -1,4 +1,4 @@
-/* What replies contain: the served weights. See handlers/rows/member.h. */
+/* What replies contain: the served weights, and checks. See handlers/rows/member.h. */
 #include "handlers/rows/reply_rows.h"
 #include "handlers/update_json.h"
 #include "weights/store/leases.h"
@@ -93,5 +93,49 @@ const struct member weights_diff_reply[] = {
     {"tensors", M_ARRAY, .items = M_OBJECT, .of = tensor_diff_rows, .flags = M_REQUIRED,
      .doc = "In the order of the model"},
     {"next_offset", M_INT | M_NULL, .flags = M_REQUIRED, .doc = "null: these are the last ones"},
+    {0},
+};
+
+static const struct member preflight_check_rows[] = {
+    {"check", M_STRING, .flags = M_REQUIRED,
+     M_WORDS("cuda", "device", "allocator", "uuid", "mig", "pid_namespace", "ref_counter",
+             "peer_access", "open", "event")},
+    {"ok", M_BOOL | M_NULL, .flags = M_REQUIRED},
+    {"message", M_STRING, .flags = M_REQUIRED},
+    {"place", M_STRING | M_NULL, .flags = M_REQUIRED,
+     .doc = "The rank that was checked, such as cuda:0; null: all"},
+    {0},
+};
+
+const struct member preflight_reply[] = {
+    {"ok", M_BOOL, .flags = M_REQUIRED,
+     .doc = "No check failed; a handle of a tensor without elements fails, since nothing can be "
+            "opened"},
+    {"checks", M_ARRAY, .items = M_OBJECT, .of = preflight_check_rows, .flags = M_REQUIRED},
+    {0},
+};
+
+const struct member plan_reply[] = {
+    {"plan_id", M_STRING,
+     .doc = "SHA-256 over the lines name TAB dtype TAB shape, in the order sent; plan_digest "
+            "elsewhere is in the model's order"},
+    {.name = "n_tensors", .type = M_INT},
+    {.name = "nbytes", .type = M_INT},
+    {.name = "covers_manifest", .type = M_BOOL},
+    {.name = "n_missing", .type = M_INT},
+    {"missing", M_ARRAY, .items = M_STRING, .max = UPDATE_MISSING_MAX},
+    {0},
+};
+
+const struct member weights_checked_reply[] = {
+    {"algorithm", M_STRING, .def = "sha256"},
+    {.name = "weight_version", .type = M_STRING | M_NULL},
+    {.name = "serial", .type = M_INT | M_NULL},
+    {"checksums", M_MAP, .items = M_STRING},
+    {.name = "n_tensors", .type = M_INT},
+    {.name = "match", .type = M_BOOL},
+    {"mismatches", M_ARRAY, .items = M_STRING},
+    {"n_compared", M_INT, .doc = "With compare: tensors that were; `match` is about these"},
+    {"n_skipped", M_INT, .doc = "With compare: tensors that skip left out"},
     {0},
 };

@@ -170,3 +170,13 @@ const struct member upstream_ready_reply[] = {
     {"message", M_STRING, .doc = "Its `error`; may be empty"},
     {0},
 };
+
+const struct member upstreams_proven_reply[] = {
+    {"n", M_INT, .doc = "How many were asked"},
+    {"n_proven", M_INT, .doc = "Of those: `proof.state` is proven"},
+    {"n_checksums", M_INT,
+     .doc = "Of those: the checksums of their parameters are equal to another upstream's, or to "
+            "committed bytes. The others are proven by the canary alone"},
+    {"list", M_ARRAY, .items = M_OBJECT, .of = upstream_reply},
+    {0},
+};

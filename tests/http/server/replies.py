@@ -122,6 +122,15 @@ def generations(c):
     c.ask("POST", "/load_lora_adapter", {"lora_name": "x"})
 
 
+def life(c):
+    for path in "/v1/pause", "/v1/resume", "/v1/sleep", "/v1/wake", "/v1/reset_cache":
+        c.ask("POST", path, {})
+    for action in "checksum", "snapshot", "compare":
+        c.ask("POST", "/v1/weights/check", {"action": action})
+    c.ask("POST", "/v1/preflight", {"ipc_handles": [], "names": [], "dtypes": [], "shapes": []})
+    c.ask("GET", "/v1/weights/diff")
+
+
 def experts(c):
     layout = {"pipeline_parallel_size": 1, "context_parallel_size": 1}
     c.ask("POST", "/v1/generate", {"token_ids": [40, 77], "sampling_params": {"max_tokens": 2},
@@ -153,6 +162,7 @@ def main():
     updates(c, checkpoint)
     c.ask("GET", "/readyz")
     generations(c)
+    life(c)
     c.url = sys.argv[4]
     experts(c)
     c.url = sys.argv[5]
