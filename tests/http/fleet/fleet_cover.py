@@ -46,7 +46,7 @@ def body_of(names, shapes=None):
 
 
 def engines(n=2, *options, **more):
-    return Fleet(*[ENGINE] * n, options=options, **more)
+    return Fleet(*[ENGINE] * n, options=options, patient=True, **more)
 
 
 def group(f):
@@ -540,7 +540,7 @@ def batons_prove(f):
 
 def main():
     if WHICH == "mixed":
-        with Fleet("baton", "baton", "vllm") as f:
+        with Fleet("baton", "baton", "vllm", patient=True) as f:
             told("batons_prove", batons_prove, f)
         return
     with engines() as f:

@@ -166,9 +166,10 @@ def lease_of_who_waits(f):
     if f.doubles[0].dialect != "baton":
         return
     mine = {"update_id": f.front.post("/v1/update_weights/start",
-                                      {"weight_version": next(LABELS), "lease_s": 1})["update_id"]}
+                                      {"weight_version": next(LABELS), "lease_s": 30})["update_id"]}
     f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
     f.doubles[0].order("verify", "slow", ms=1300)
+    f.front.post("/v1/update_weights/renew", dict(mine, lease_s=1))
     assert f.front.post("/v1/update_weights/verify", mine)["phase"] == "verified"
     assert f.front.get("/v1/update_weights/" + mine["update_id"])["phase"] == "verified"
     assert f.front.post("/v1/update_weights/finish", mine)["phase"] == "committed"

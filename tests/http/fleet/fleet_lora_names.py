@@ -6,10 +6,8 @@ The doubles take and refuse what 0.24 and 0.32 do. Usage: as fleet_control.py.
 import json
 import os
 
-import fleet_control
 from fleet_control import COLUMNS, LABELS, RANKS, WORK, Fleet, refused, told
 
-fleet_control.TIMEOUT_MS = 4000
 NAMES = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
          "model.layers.0.self_attn.q_norm.weight", "model.layers.0.mlp.down_proj.weight", "lm_head.weight"]
 WRAPPED = ["model.embed_tokens.base_layer.weight", "model.layers.0.self_attn.q_proj.base_layer.weight",
@@ -57,7 +55,7 @@ def step(f, *infos):
 def renamed():
     """Each its own: by a group and by handles, while an adapter is loaded."""
     with Fleet(engine("0.24.0"), engine("0.32.0"), engine("0.24.0", lora=False),
-               engine("0.27.1", "LlamaForCausalLM")) as f:
+               engine("0.27.1", "LlamaForCausalLM"), patient=True) as f:
         join(f)
         for i in range(3):
             step(f, TENSORS)
@@ -68,7 +66,7 @@ def renamed():
         assert [names_sent(d) for d in f.doubles] == [WRAPPED, NAMES, NAMES, WRAPPED]
     info = {m: column[1:] for m, column in TENSORS.items()}
     for names in NAMES[1:], WRAPPED[1:]:  # also of a trainer that knows them
-        with Fleet(engine("0.24.0", "Qwen2ForCausalLM")) as f:
+        with Fleet(engine("0.24.0", "Qwen2ForCausalLM"), patient=True) as f:
             join(f)
             step(f, dict(info, names=names))
             assert names_sent(f.doubles[0]) == WRAPPED[1:]
@@ -79,7 +77,7 @@ def unknown():
     for kind, words in ((engine("0.24.0", "Qwen3MoeForCausalLM"), ("Qwen3MoeForCausalLM", "without --enable-lora")),
                         (engine("0.24.0", target_modules=["q_proj"]), ("target_modules",)),
                         (engine("0.24.0", None), ("architecture", "--model DIR"))):
-        with Fleet(kind) as f:
+        with Fleet(kind, patient=True) as f:
             join(f)
             for _ in range(2):
                 f.clean()
@@ -90,7 +88,7 @@ def unknown():
                 assert f.doubles[0].journal("update") == [] == f.doubles[0].journal("pause")
             f.wait("serving")
     # beside one that takes it
-    with Fleet(engine("0.24.0", "Qwen3MoeForCausalLM"), engine("0.32.0"), min_ready=1) as f:
+    with Fleet(engine("0.24.0", "Qwen3MoeForCausalLM"), engine("0.32.0"), min_ready=1, patient=True) as f:
         join(f)
         label = next(LABELS)
         f.front.post("/start_weight_update")

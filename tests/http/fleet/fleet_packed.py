@@ -6,10 +6,8 @@ Usage: as fleet_control.py.
 
 import json
 
-import fleet_control
 from fleet_control import COLUMNS, LABELS, RANKS, Fleet, reboot, refused, told
 
-fleet_control.TIMEOUT_MS = 4000
 STORE = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1}
 BUFFERS = {"packed": True, "packed_buffer_size_bytes": 4096, "packed_num_buffers": 3}
 TENSORS = {"names": COLUMNS["names"], "dtype_names": COLUMNS["dtypes"], "shapes": COLUMNS["shapes"]}
@@ -24,7 +22,7 @@ class Releases(Fleet):
 
     def __init__(self, *releases):
         self.releases = releases
-        super().__init__(*[("vllm", "--vllm-version", release) for release in releases])
+        super().__init__(*[("vllm", "--vllm-version", release) for release in releases], patient=True)
 
 
 def said(f, op, member):
