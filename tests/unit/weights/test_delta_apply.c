@@ -120,11 +120,11 @@ static void test_delta_apply_makes_the_new_bytes_of_every_dtype(void **state)
 
     (void)state;
     for (int dtype = DTYPE_NONE + 1; dtype < DTYPE_COUNT; dtype++) {
-        /* the last one spans blocks: of each width once */
+        /* the last two, of which one spans blocks, of each width once: minutes under a sanitizer */
         bool once = dtype == DTYPE_BOOL || dtype == DTYPE_BF16 || dtype == DTYPE_F32 ||
                     dtype == DTYPE_F64;
 
-        for (size_t k = 0; k < sizeof sizes / sizeof sizes[0] - !once; k++) {
+        for (size_t k = 0; k < sizeof sizes / sizeof sizes[0] - (once ? 0 : 2); k++) {
             struct pair p = pair_new(dtype, sizes[k]);
 
             check_kinds(m, &p); /* nothing changes */

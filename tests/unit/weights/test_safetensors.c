@@ -204,6 +204,44 @@ static void test_safetensors_parse_orders_by_place(void **state)
     safetensors_fini(&s);
 }
 
+/* Other programs write "format", "version" and "base_version" too, of any length. */
+static void test_safetensors_parse_tells_deltas(void **state)
+{
+    static const struct {
+        const char *metadata, *base, *version; /* NULL: none */
+    } rows[] = {
+        {"\"format\":\"baton-delta-1\",\"base_version\":\"a\",\"version\":\"b\"", "a", "b"},
+        {"\"version\":\"b\",\"base_version\":\"a\",\"format\":\"baton-delta-1\"", "a", "b"},
+        {"\"format\":\"baton-delta-1\"", "", NULL},
+        {"\"format\":\"baton-delta-1\",\"version\":\"b\",\"baton.weight_version\":\"c\"", "", "c"},
+        {"\"format\":\"pt\",\"base_version\":\"a\",\"version\":\"b\"", NULL, NULL},
+        {"\"format\":\"baton-delta-2\",\"base_version\":\"a\"", NULL, NULL},
+        {NULL, NULL, NULL}, /* "version" of 400 digits */
+    };
+
+    (void)state;
+    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
+        struct safetensors s = {0};
+        struct err e = {0};
+        char metadata[600], json[800];
+
+        if (rows[k].metadata != NULL)
+            (void)snprintf(metadata, sizeof metadata, "%s", rows[k].metadata);
+        else
+            (void)snprintf(metadata, sizeof metadata, "\"format\":\"pt\",\"version\":\"%0400d\"",
+                           7);
+        (void)snprintf(json, sizeof json, "{\"__metadata__\":{%s}," T("a", "") "}", metadata);
+        assert_int_equal(parse(&s, json, 8, &e), 0);
+        assert_int_equal(s.delta_base != NULL, rows[k].base != NULL);
+        if (rows[k].base != NULL)
+            assert_string_equal(s.delta_base, rows[k].base);
+        assert_int_equal(s.weight_version != NULL, rows[k].version != NULL);
+        if (rows[k].version != NULL)
+            assert_string_equal(s.weight_version, rows[k].version);
+        safetensors_fini(&s);
+    }
+}
+
 static void test_safetensors_parse_decodes_names(void **state)
 {
     struct safetensors s;
@@ -384,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_safetensors_parse_refusals),
         cmocka_unit_test(test_safetensors_parse_too_long_names),
         cmocka_unit_test(test_safetensors_parse_orders_by_place),
+        cmocka_unit_test(test_safetensors_parse_tells_deltas),
         cmocka_unit_test(test_safetensors_parse_decodes_names),
         cmocka_unit_test(test_safetensors_head_nbytes_bounds),
         cmocka_unit_test(test_safetensors_head_nbytes_names_other_formats),
