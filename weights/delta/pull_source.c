@@ -282,37 +282,61 @@ static int prove_refuse(const struct tensor_spec *t, uint64_t number, struct err
                    (unsigned long long)number, utf8_cut_name(t->name), t->name);
 }
 
-static int prove_change(struct pull *p, const struct pull_change *c, struct room *r,
+/* @piece  memory for one
+ * @h      of the tensor; NULL: the file has its bytes */
+static int prove_bytes(struct pull *p, const struct pull_change *c, char *piece, struct hash *h,
+                       struct store *store, const struct version *v,
+                       const struct progress *progress, struct err *e)
+{
+    const struct tensor_spec *t = &p->cfg.spec->tensor_list->tensors[c->index];
+    char *theirs = piece + SOURCE_PIECE_NBYTES;
+
+    for (uint64_t at = 0, n; at < t->nbytes; at += n) {
+        n = t->nbytes - at < SOURCE_PIECE_NBYTES ? t->nbytes - at : SOURCE_PIECE_NBYTES;
+        if (progress_check(progress, e) != 0 ||
+            store_read(store, v, c->index, at, n, piece, e) != 0)
+            return -1;
+        if (h != NULL)
+            hash_add(h, piece, n);
+        else if (pull_pread(&p->files[c->file], theirs, n, c->offset + at, e) != 0)
+            return -1;
+        else if (memcmp(piece, theirs, n) != 0)
+            return prove_refuse(t, p->cfg.target, e);
+    }
+    return 0;
+}
+
+static int prove_change(struct pull *p, const struct pull_change *c, char *piece,
                         struct store *store, const struct version *v,
                         const struct progress *progress, struct err *e)
 {
-    const struct tensor_spec *t = &p->cfg.spec->tensor_list->tensors[c->index];
+    struct hash *h = c->how != PULL_WHOLE ? hash_new(c->hash) : NULL;
     char sum[HASH_TEXT_MAX + 1];
-    bool same;
+    int rc;
 
-    if (room_reserve(r, 2 * t->nbytes, e) != 0 ||
-        read_served(store, v, c->index, t->nbytes, r->at, progress, e) != 0)
-        return -1;
-    if (c->how == PULL_WHOLE) {
-        if (pull_pread(&p->files[c->file], r->at + t->nbytes, t->nbytes, c->offset, e) != 0)
-            return -1;
-        same = memcmp(r->at, r->at + t->nbytes, t->nbytes) == 0;
-    } else {
-        hash_of(c->hash, r->at, t->nbytes, sum);
-        same = strcmp(sum, c->sum) == 0;
+    if (c->how != PULL_WHOLE && h == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a hash");
+    rc = prove_bytes(p, c, piece, h, store, v, progress, e);
+    if (rc == 0 && h != NULL) {
+        hash_text(h, sum);
+        if (strcmp(sum, c->sum) != 0)
+            rc = prove_refuse(&p->cfg.spec->tensor_list->tensors[c->index], p->cfg.target, e);
     }
-    return same ? 0 : prove_refuse(t, p->cfg.target, e);
+    hash_free(h);
+    return rc;
 }
 
 int pull_prove(struct pull *p, struct store *store, const struct version *v,
                const struct progress *progress, struct err *e)
 {
     const struct pull_version *target = &p->versions[p->n_versions - 1];
-    struct room r = {0};
+    char *piece = malloc(2 * (size_t)SOURCE_PIECE_NBYTES);
     int rc = 0;
 
+    if (piece == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to compare a version");
     for (uint32_t i = 0; rc == 0 && i < target->n; i++)
-        rc = prove_change(p, &target->changes[i], &r, store, v, progress, e);
-    free(r.at);
+        rc = prove_change(p, &target->changes[i], piece, store, v, progress, e);
+    free(piece);
     return rc;
 }

@@ -1,13 +1,13 @@
 """slime, Miles and SkyRL with deltas in directories: what their own publishers wrote, pulled while the server
 generates, and served by the reload that follows. After each version every tensor is compared with what the trainer had.
-Usage: pull.py BATON MODEL DELTAS FOLDER"""
+Usage: pull.py BATON MODEL DELTAS FOLDER FAKECUDA"""
 
 import json
 import os
 import shutil
 import sys
 
-BATON, MODEL, DELTAS, FOLDER = sys.argv[1:5]
+BATON, MODEL, DELTAS, FOLDER, FAKECUDA = sys.argv[1:6]
 from fleet_world import Server  # noqa: E402
 
 SOURCE, LOCAL = os.path.join(FOLDER, "published"), os.path.join(FOLDER, "local_checkpoint")
@@ -172,6 +172,20 @@ def runs():
             whole(server)
 
 
+def on_a_gpu():
+    """The base is read from there."""
+    with World("--device", "cuda:0", "--cuda-library", FAKECUDA) as server:
+        t = Trainer(server, "slime/overwrite-blake3")
+        t.begin()
+        for version in range(1, 5):
+            t.publish(version)
+        for version in 1, 4:
+            t.pull(version)
+            t.reload(version)
+            server.serves(version)
+            t.pull(version)
+
+
 def whole(server):
     """The base again, by other means: it ends the chain."""
     shutil.copy(os.path.join(STEPS, "step-00000.safetensors"), FOLDER)
@@ -264,6 +278,7 @@ def whole_versions():
         t.pull(0)
         t.pull(8)
         t.reload(8)
+        t.pull(8)  # the same bytes
         same(server.label(), "8", "label")
 
 
@@ -316,6 +331,7 @@ with World() as s:
     BASE = s.sums()["checksums"]
 catches_up()
 runs()
+on_a_gpu()
 faults()
 whole_versions()
 skyrl()
