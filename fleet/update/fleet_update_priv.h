@@ -146,12 +146,15 @@ void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, boo
  * fleet_switch_now - some have, or have committed the version, unless it has switched already.
  * fleet_switch_confirm - the engine has the new version, unless it did not finish, is out, or was
  *     restarted: from now on it gets requests.
+ * fleet_fence_restarted - one that has finished, and may have been restarted since, is out and
+ *     fenced: its new process does not have the update.
  * fleet_switch_end - the rest. Returns: how many serve the version.
  * fleet_session_n_finished - the same, without removed ones. @committed  with those that will serve
  *     it later: when they are resumed, and batons */
 void fleet_switch_begin(struct fleet_control *fc, struct fleet_session *s);
 void fleet_switch_now(struct fleet_control *fc, struct fleet_session *s);
 void fleet_switch_confirm(struct fleet_control *fc, struct fleet_session *s, struct fleet_part *p);
+void fleet_fence_restarted(struct fleet_control *fc, struct fleet_part *p);
 size_t fleet_switch_end(struct fleet_control *fc, struct fleet_session *s);
 size_t fleet_session_n_finished(const struct fleet_session *s, bool committed);
 

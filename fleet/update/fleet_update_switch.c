@@ -2,9 +2,7 @@
  * is known to serve it. */
 #include "fleet/update/fleet_update_priv.h"
 
-/* An engine that finished may have been restarted since, and its new process does not have the
- * update. */
-static void fence_restarted(struct fleet_control *fc, struct fleet_part *p)
+void fleet_fence_restarted(struct fleet_control *fc, struct fleet_part *p)
 {
     struct err why = {0};
 
@@ -64,7 +62,7 @@ void fleet_switch_confirm(struct fleet_control *fc, struct fleet_session *s, str
 {
     bool named = p->two_phase || part_reports(p, s->label);
 
-    fence_restarted(fc, p);
+    fleet_fence_restarted(fc, p);
     if (!s->repair && part_has_finished(p))
         fleet_confirm_version(fleet_of(fc), p->upstream, named);
 }
@@ -97,7 +95,7 @@ size_t fleet_switch_end(struct fleet_control *fc, struct fleet_session *s)
     if (!s->repair && s->serial > 0)
         fleet_set_updating(fleet_of(fc), false);
     for (size_t i = 0; i < s->n_parts; i++) {
-        fence_restarted(fc, &s->parts[i]);
+        fleet_fence_restarted(fc, &s->parts[i]);
         if (part_has_finished(&s->parts[i]))
             fleet_proof_want(fc, s->parts[i].upstream);
     }
