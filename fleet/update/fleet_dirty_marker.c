@@ -381,6 +381,9 @@ void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, boo
     (void)check_labels(fc, s, c, &ignored);
     err_clear(&ignored);
     (void)check_labels_of_down(fc, s, c, &ignored);
+    for (size_t i = 0; i < s->n_parts; i++) /* and are back, without the update */
+        if (lacks_label(&s->parts[i], NULL))
+            fleet_fence_restarted(fc, &s->parts[i]);
     if (fanout_apply(fc, s, &set, why) != 0 && resumed) {
         c.when = CHECK_LABELLED; /* one that was restarted meanwhile reports another version */
         err_clear(&ignored);

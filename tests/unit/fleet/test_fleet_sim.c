@@ -45,11 +45,14 @@ enum {
     SEEDS = 100,
     TURNS_STEP = 101, /* every so many turns */
     STAGED_STEP = 401,
+    WAITS_STEP = 9,
 #else
     SEEDS = 2000,
     TURNS_STEP = 13,
     STAGED_STEP = 61,
+    WAITS_STEP = 1,
 #endif
+    WAIT_TURNS = 80, /* in which an update that waits for nothing has ended */
     BROKEN_SEEDS = 4000,
     NAME_MAX_LEN = 100,
     SEEDS_LISTED = 200
@@ -223,6 +226,18 @@ static unsigned run_all_turns(unsigned step, uint64_t k, uint64_t of)
     return n_failed;
 }
 
+/* A request of the update hangs, at each of these turns. Returns: how many failed. */
+static unsigned run_waits(unsigned step)
+{
+    unsigned n_failed = 0;
+
+    for (size_t f = 0; f < sizeof fleets / sizeof fleets[0]; f++)
+        for (int scenario = SCENARIOS; scenario < HANDOFF; scenario++)
+            for (uint64_t turn = 1; turn <= WAIT_TURNS; turn += step)
+                n_failed += run_at(&fleets[f], scenario, 1, turn, EVENT_NONE, FAIL_HANGS) != 0;
+    return n_failed;
+}
+
 static int run_turns_only(uint64_t k, uint64_t of)
 {
     unsigned n_failed = run_all_turns(1, k, of);
@@ -239,6 +254,12 @@ static void test_every_event_at_turns_of_everything(void **state)
     (void)state;
     assert_int_equal(run_all_turns(TURNS_STEP, 0, 1), 0);
     print_message("%u histories\n", n_histories);
+}
+
+static void test_an_engine_changes_while_an_update_waits_for_another(void **state)
+{
+    (void)state;
+    assert_int_equal(run_waits(WAITS_STEP), 0);
 }
 
 static void test_anything_at_any_moment(void **state)
@@ -421,6 +442,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_event_at_turns_of_everything),
+        cmocka_unit_test(test_an_engine_changes_while_an_update_waits_for_another),
         cmocka_unit_test(test_anything_at_any_moment),
         cmocka_unit_test(test_every_event_at_turns_of_a_handoff),
         cmocka_unit_test(test_anything_at_any_moment_of_handoffs),

@@ -273,7 +273,9 @@ static void run_pause(struct order *o)
     uint64_t end_us = clock_after_us(10000000);
 
     if (fleet_trainer_pause_lock(world.fc, NULL, 10000000, &e) == 0) {
+        world.n_pauses++;
         (void)fleet_pause_all(world.fc, &req, end_us, NULL, &results, &e);
+        world.n_pauses--;
         fleet_pause_unlock(world.fc);
     }
     ask_end(a);
@@ -349,6 +351,21 @@ static void run_leave(struct order *o)
         return;
     sched_sleep(LATER_US);
     add_engine(o->engine);
+}
+
+/* @argument  the scenario */
+static void run_meanwhile(struct order *o)
+{
+    struct order pause = {.argument = 0};
+
+    ask_update(1);
+    sched_sleep(LATER_US / 2);
+    world_happens(EVENT_REPLACED, o->engine);
+    sched_sleep(2 * LATER_US);
+    if (o->argument == UPDATE_RESTARTED)
+        return;
+    run_pause(&pause);
+    remove_engine(o->engine);
 }
 
 static void run_join(struct order *o)
@@ -566,6 +583,10 @@ void ask_scenario(enum scenario scenario)
     case REPAIR_JOIN:
         order(run_join, 0, last);
         order(run_wait, 0, NULL);
+        break;
+    case UPDATE_RESTARTED:
+    case UPDATE_PAUSED:
+        order(run_meanwhile, (int)scenario, &world.engines[0]);
         break;
     default:
         order(run_adapter, 0, NULL);

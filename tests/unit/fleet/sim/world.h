@@ -78,7 +78,10 @@ enum scenario {
     LEAVE,
     ADAPTER,
     SCENARIOS,
-    HANDOFF = SCENARIOS,
+    /* An update, and its first engine restarts while it waits for another one ... */
+    UPDATE_RESTARTED = SCENARIOS,
+    UPDATE_PAUSED, /* ... and leaves while the fleet is paused */
+    HANDOFF,
     HANDOFF_OF_TWO,
     REPAIR,      /* of one that was restarted */
     REPAIR_JOIN, /* ... that joins */
@@ -130,6 +133,8 @@ extern struct world {
     bool adapter_unsure;
     bool asked_unknown; /* an engine is, by a request for which another process may have been meant
                          */
+    bool asked_removed; /* ... is, by a request that was sent while it was removed */
+    unsigned n_pauses;  /* under way, as those */
     struct ask asks[ASKS_MAX];
     bool traced;
 } world;
