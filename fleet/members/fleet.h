@@ -295,8 +295,9 @@ void fleet_await_commit(struct fleet *f, const char *why);
  * @serial  of a hand-off: the store's, which is not smaller than the fleet's, and equal to it if
  *          the hand-off of one version is repeated; 0: the fleet's next one
  * Returns: the serial.
- * fleet_confirm_version - this one of `parts` serves it, and is not fenced any more. Repeating is
- * harmless. @named  it reports the label itself */
+ * fleet_confirm_version - this one of `parts` serves it, and is not fenced any more. Before
+ *     fleet_switch_version it changes nothing: the fleet's version is an earlier one. Repeating is
+ *     harmless. @named  it reports the label itself */
 void fleet_begin_switch(struct fleet *f, struct upstream *const *parts, size_t n);
 uint64_t fleet_switch_version(struct fleet *f, const char *label, uint64_t serial);
 void fleet_confirm_version(struct fleet *f, struct upstream *upstream, bool named);

@@ -112,7 +112,7 @@ uint64_t fleet_switch_version(struct fleet *f, const char *label, uint64_t seria
 void fleet_confirm_version(struct fleet *f, struct upstream *u, bool named)
 {
     fleet_change_begin(f);
-    if (u->switching == SWITCH_AWAITED) {
+    if (f->switched && u->switching == SWITCH_AWAITED) {
         set_updated_locked(f, u, named ? f->label : "");
         u->switching = SWITCH_CONFIRMED;
     }
