@@ -81,13 +81,16 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
 }
 
 /* A baton that was restarted since its last probe has started the update in its new process, which
- * has none of the fleet's weights and missed a pause. */
+ * has none of the fleet's weights and missed a pause. It may have been restarted after its answer
+ * too, which is as old as the others took: it does not tell which process is there now. */
 static void check_process(struct fleet_control *fc, const struct fleet_session *s,
                           struct fleet_part *p, const char *process, struct fleet_result *result)
 {
-    bool same = process[0] == '\0' || fleet_check_process(fleet_of(fc), p->upstream, process);
+    struct upstream_info info;
 
-    if (same && !result->other_process)
+    fleet_info(fleet_of(fc), p->upstream, &info);
+    if (!result->other_process && (process[0] == '\0' || info.report.process[0] == '\0' ||
+                                   strcmp(process, info.report.process) == 0))
         return;
     if (p->before == PART_WAS_IN_STEP)
         p->before = PART_WAS_OUT_OF_STEP;
