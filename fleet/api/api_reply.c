@@ -114,8 +114,12 @@ int api_read_report(struct upstream_report *out, enum upstream_kind kind, enum a
     } else if (query == API_GET_PAUSED || query == API_GET_ASLEEP) {
         if (json_is_true(json_object_get(reply, "is_paused")))
             out->held = "paused";
-        if (json_is_true(json_object_get(reply, "is_sleeping")))
+        if (json_is_true(json_object_get(reply, "is_sleeping"))) {
             out->held = "asleep";
+            out->sleep = SAYS_ASLEEP;
+        } else if (json_is_false(json_object_get(reply, "is_sleeping"))) {
+            out->sleep = SAYS_AWAKE;
+        }
     }
     return 0;
 }

@@ -181,6 +181,7 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
  * @query   API_GET_STATUS: it is of status 200, and *out is zeroed first. out->held is also set by
  * a pause of this server; a baton's says if that is one of API_FENCE_OWNER. API_GET_PROBE_VERSION:
  * out->label; API_GET_RELEASE: out->release; API_GET_PAUSED, and then API_GET_ASLEEP: out->held
+ * and out->sleep
  * @status  0: it was not sent, or there is no reply
  * Errors: ERR_UNREADABLE: a reply to API_GET_PROBE_VERSION without a version, unless the upstream
  * does not have that query (404, 405), nor a label. */

@@ -121,6 +121,11 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream
  * have part of an update. With --pause-fenced it counts as paused for its fence. */
 bool fleet_gate_is_kept(struct fleet_control *fc, struct upstream *upstream);
 
+/* fleet_lacks_wake - does this refusal of a wake mean that the engine has no route for it? It may
+ * be of something on the way: of a kind that has the route always, and of an engine that has shown
+ * that it has one and may sleep (have_may_lack_wake), it says nothing. */
+bool fleet_lacks_wake(struct fleet_control *fc, const struct fleet_result *result);
+
 /* fleet_gate_suspend - on: resume an engine that is paused for its fence, and let it run, since a
  * resync makes it generate, unless the fleet is paused by now; off: the resync has ended. Blocks:
  * for the pause lock, then up to 2 s. No lock held. */

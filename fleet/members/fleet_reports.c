@@ -138,6 +138,8 @@ void fleet_store_report_locked(struct upstream *u, const struct upstream_report 
         note_restart_locked(u);
     else
         have_seen(&u->have, report->have_change);
+    if (report->sleep != SAYS_NOTHING)
+        have_told(&u->have, report->have_change, report->sleep == SAYS_ASLEEP);
     u->label_known = !report->is_stale || (u->label_known && !restarted);
     u->report = now;
     u->down = u->key_rejected[FLEET_AUTH_PROBE] = false;

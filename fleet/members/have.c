@@ -19,6 +19,13 @@ void have_seen(struct engine_have *have, uint64_t change)
         have->gate_calls.asked = have->sleep_calls.asked = false;
 }
 
+void have_told(struct engine_have *have, uint64_t change, bool asleep)
+{
+    have->sleep.told = true;
+    if (have->change == change)
+        have->sleep.awake = !asleep;
+}
+
 /* An earlier server may have ended in the middle of an update of a process that this one has not
  * asked yet: it may have stale entries. */
 void have_reset(struct engine_have *have, bool certain)
@@ -36,8 +43,9 @@ void have_reset(struct engine_have *have, bool certain)
     if (certain) {
         have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
                                                                        : SLEEP_AWAKE;
-        have->sleep.slept = have->sleep.missed = false;
+        have->sleep.slept = have->sleep.told = have->sleep.missed = false;
     }
+    have->sleep.awake = false;
     if (have->sleep.weights == SLEEP_ASLEEP)
         have->sleep.weights = SLEEP_UNKNOWN;
     if (have->sleep.kv == SLEEP_ASLEEP)
@@ -106,6 +114,7 @@ void have_doubt(struct engine_have *have, enum api_op op, const struct api_args 
     case API_SLEEP:
     case API_WAKE:
         have_set_sleep(have, args, SLEEP_UNKNOWN, SLEEP_UNKNOWN);
+        have->sleep.awake = have->sleep.awake && op == API_WAKE;
         begin_call(have, &have->sleep_calls);
         break;
     case API_START_UPDATE:

@@ -89,6 +89,8 @@ struct engine_have {
         enum sleep_fact weights, kv;
         bool
             slept; /* it has answered a sleep well, and no wake since: so it has a route for both */
+        bool told; /* it has told whether it sleeps: so it has one too */
+        bool awake;  /* ... and that it does not, since it was last asked to sleep */
         bool missed; /* a wake of all, and may still sleep: it is woken,
                         also if another client put it to sleep */
     } sleep;
@@ -128,10 +130,12 @@ struct have_before {
 /* have_init - nothing is known of the engine: not ours. */
 void have_init(struct engine_have *have);
 
-/* have_seen - the process has reported, and it is the same. @change  when it was asked */
+/* have_seen - the process has reported, and it is the same. @change  when it was asked
+ * have_told - it has reported whether it sleeps. */
 void have_seen(struct engine_have *have, uint64_t change);
 
 /* have_reset - begin the facts of another process, which may have executed what was sent since the
+void have_told(struct engine_have *have, uint64_t change, bool asleep);
  * one before was last seen.
  * @certain  it is another one; false: it may be the same, as it does not name itself
  * have_reset_adapter - the same of what it has under one name. */
@@ -187,6 +191,12 @@ static inline bool have_is_asleep(const struct engine_have *have)
 static inline bool have_may_sleep(const struct engine_have *have)
 {
     return sleep_is_doubted(have->sleep.weights) || sleep_is_doubted(have->sleep.kv);
+/* have_may_lack_wake - may it have no route to be woken by? Then nothing has put it to sleep. */
+static inline bool have_may_lack_wake(const struct engine_have *have)
+{
+    return !have->sleep.slept && (!have->sleep.told || have->sleep.awake);
+}
+
 }
 
 static inline bool have_has_missed(const struct engine_have *have)

@@ -6,6 +6,7 @@
 
 /* What of each part sleeps while the fleet is awake, and can be woken. */
 struct wake {
+    struct fleet_control *fc;
     const struct fleet_session *s;
     struct api_sleep of[FLEET_MAX];
 };
@@ -18,14 +19,14 @@ static bool is_woken(const struct fleet_part *p, const void *arg)
     return !p->out && !p->two_phase && (of->weights || of->kv);
 }
 
-/* One without a route to wake it was not put to sleep by one either, if it has answered no sleep.
- * One that is known to sleep is dropped next. */
+/* One that is known to sleep is dropped next. */
 static void on_woken(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
+    const struct wake *w = arg;
     struct engine_have have = upstream_have(p->upstream);
 
-    (void)arg;
-    if (result->outcome != FLEET_REFUSED || (have.sleep.slept && !have_is_asleep(&have)))
+    if (!fleet_lacks_wake(w->fc, result) &&
+        (result->outcome != FLEET_REFUSED || !have_is_asleep(&have)))
         part_drop_failed(p, result);
 }
 
@@ -58,7 +59,7 @@ static void drop_sleeping(struct fleet_control *fc, struct fleet_session *s)
 
 int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct wake w = {.s = s};
+    struct wake w = {.fc = fc, .s = s};
     struct api_args args[FLEET_MAX] = {0};
     const struct fanout f = {.op = API_WAKE,
                              .of = args,

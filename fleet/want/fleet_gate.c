@@ -307,12 +307,15 @@ static void log_step(const char *event, const struct upstream *upstream, const s
     log_event(&r);
 }
 
-static bool lacks_route(const struct fleet_result *result)
+bool fleet_lacks_wake(struct fleet_control *fc, const struct fleet_result *result)
 {
-    return result->outcome == FLEET_REFUSED && (result->status == 404 || result->status == 405);
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), result->upstream, &info);
+    return result->outcome == FLEET_REFUSED && (result->status == 404 || result->status == 405) &&
+           !upstream_caps_of(result->upstream)->two_phase && have_may_lack_wake(&info.have);
 }
 
-/* What has no route to be woken by was not put to sleep by one either. */
 static void fleet_gate_note_answer(struct fleet_control *fc, enum step step,
                                    const struct fleet_result *result)
 {
@@ -323,7 +326,7 @@ static void fleet_gate_note_answer(struct fleet_control *fc, enum step step,
     if (step == STEP_PAUSE ? info.have.gate == GATE_PAUSED
                            : step == STEP_SLEEP && result_ok(result))
         fleet_confirm_quiesced(fleet_of(fc), upstream, info.incarnation);
-    else if (step == STEP_WAKE && lacks_route(result) && !info.have.sleep.slept)
+    else if (step == STEP_WAKE && fleet_lacks_wake(fc, result))
         fleet_found_awake(fleet_of(fc), upstream, info.have.change);
 }
 

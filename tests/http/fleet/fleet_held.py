@@ -132,6 +132,27 @@ def without_a_wake():
         f.update_all()
 
 
+def refused_on_the_way():
+    """A 404 to a wake may be that of a proxy: an engine that reports to be asleep gets no tensors, and is woken later."""
+    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+        f.update_all()
+        d = f.doubles[1]
+        d.order("sleep", "close_after")
+        assert f.front.ask("POST", "/v1/sleep")[0] == 502
+        f.probed()
+        d.order("wake", "status", status=404, times=0)
+        assert f.front.ask("POST", "/v1/wake")[0] == 502
+        d.wait("it is asked again", lambda: len(d.journal("wake")) > 1)
+        f.probed()
+        n = len(d.journal("update"))
+        step, _, said = f.update(next(LABELS))
+        assert step is None and ok_of(said) == [True, False] and d.state()["weights_asleep"], (step, said, d.state())
+        assert len(d.journal("update")) == n, d.journal("update")
+        d.good("DELETE", "/fault")
+        until(lambda: f"it is woken: {d.state()}", lambda: not d.state()["weights_asleep"])
+        f.update_all()
+
+
 def late():
     """One that hangs before the first byte is left out as soon as enough others are ready, and runs on afterwards."""
     fleet_control.TIMEOUT_MS = 60000  # so long a step would wait
@@ -303,6 +324,7 @@ def main():
         case()
     if WHICH == "vllm":  # the other has no pause that waits
         unwhole_in_a_pause_that_waits()
+        refused_on_the_way()  # and hides whether it sleeps
 
 
 main()

@@ -329,6 +329,30 @@ static void test_a_fault_outlives_the_process(void **state)
     assert_int_equal(have.weights.fault, FAULT_NONE);
 }
 
+/* What refuses a wake as unknown may be on the way to an engine that has shown that it can sleep.
+ */
+static void test_what_may_lack_a_wake_does_not_sleep(void **state)
+{
+    (void)state;
+    assert_true(have_may_lack_wake(&have)); /* it has told nothing */
+    have_told(&have, have.change, false);
+    assert_true(have_may_lack_wake(&have));
+    change(API_SLEEP, true, true, HAVE_LOST);
+    assert_false(have_may_lack_wake(&have));
+    have_told(&have, have.change - 1, false); /* by a probe that was sent before */
+    have_told(&have, have.change, true);
+    change(API_WAKE, true, true, HAVE_REFUSED);
+    assert_false(have_may_lack_wake(&have));
+    have_told(&have, have.change, false);
+    change(API_WAKE, true, true, HAVE_REFUSED);
+    assert_true(have_may_lack_wake(&have));
+    change(API_SLEEP, true, true, HAVE_GOOD);
+    have_told(&have, have.change, false);
+    assert_false(have_may_lack_wake(&have)); /* it has slept */
+    have_reset(&have, true);
+    assert_true(have_may_lack_wake(&have));
+}
+
 static struct adapter_have adapter;
 
 static void begin_adapter(enum api_op op, uint32_t number, struct have_before *its)
@@ -433,3 +457,4 @@ int main(void)
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
+        cmocka_unit_test_setup(test_what_may_lack_a_wake_does_not_sleep, setup),
