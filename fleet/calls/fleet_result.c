@@ -121,6 +121,8 @@ enum have_answer fleet_result_answer(const struct fleet_result *result)
         return HAVE_GOOD;
     if (result->outcome == FLEET_REFUSED && result->status >= 500)
         return HAVE_BROKE;
+    if (result->outcome == FLEET_UNSENT)
+        return HAVE_UNSENT;
     return result->outcome == FLEET_UNKNOWN ? HAVE_LOST : HAVE_REFUSED;
 }
 

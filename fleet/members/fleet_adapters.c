@@ -365,6 +365,7 @@ void fleet_adapter_before_locked(struct fleet *f, struct upstream *u, enum api_o
 
     before->adapter = a != NULL ? &u->adapters[a->slot] : NULL;
     before->keyed_by_name = upstream_caps_of(u)->caches_by_adapter_name;
+    before->replaces = upstream_caps_of(u)->replaces_adapters;
 }
 
 /* The digest of a load is that which was answered first; that of an earlier load tells nothing. */

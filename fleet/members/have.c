@@ -142,9 +142,14 @@ static bool end_call(struct engine_have *have, struct have_calls *calls, bool sa
     return same && !calls->overlap;
 }
 
+static bool is_not_done(enum have_answer answer)
+{
+    return answer == HAVE_UNSENT || answer == HAVE_REFUSED;
+}
+
 static bool is_known(enum have_answer answer)
 {
-    return answer == HAVE_GOOD || answer == HAVE_REFUSED;
+    return answer == HAVE_GOOD || is_not_done(answer);
 }
 
 /* One that refused a resume is as it was before, and paused if it was. */
@@ -153,7 +158,7 @@ static enum gate_fact gate_answered(const struct engine_have *have, enum api_op 
 {
     bool runs = before == GATE_NOT_OURS || before == GATE_RUNNING;
 
-    if (op == API_RESUME && !(answer == HAVE_REFUSED && runs))
+    if (op == API_RESUME && !(is_not_done(answer) && runs))
         return answer == HAVE_GOOD ? GATE_RUNNING : GATE_NOT_RESUMED;
     if (!is_known(answer))
         return have->gate;
@@ -201,7 +206,7 @@ static void answer_adapter(struct engine_have *have, uint32_t number,
 {
     struct adapter_have *a = before->adapter;
 
-    if (before->keyed_by_name && number != ADAPTER_NONE && answer != HAVE_REFUSED)
+    if (before->keyed_by_name && number != ADAPTER_NONE && !is_not_done(answer))
         (void)have_caches_changed(have, false);
     if (a == NULL)
         return;
@@ -210,7 +215,8 @@ static void answer_adapter(struct engine_have *have, uint32_t number,
     if (!same || a->overlap || answer == HAVE_LOST)
         return;
     a->has = answer == HAVE_GOOD ? number : before->had;
-    if (answer == HAVE_REFUSED && number != ADAPTER_NONE)
+    if (answer == HAVE_REFUSED && number != ADAPTER_NONE &&
+        (before->replaces || !have_may_have(before->had)))
         a->refused = number;
 }
 

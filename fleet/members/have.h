@@ -66,7 +66,7 @@ enum { ADAPTER_NONE, ADAPTER_UNKNOWN, ADAPTER_NUMBER_MIN };
 struct adapter_have {
     uint32_t has;
     uint32_t settled; /* what it had before the requests that change it began: for rotation */
-    uint32_t refused; /* the last load that it refused; 0: none */
+    uint32_t refused; /* the last load that it refused, though nothing was in its way; 0: none */
     uint16_t n_calls; /* loads and unloads under way */
     bool overlap;     /* of those: which came last is not known */
     /* As they were last derived (fleet_adapters.c). */
@@ -112,7 +112,8 @@ struct engine_have {
 enum have_answer {
     HAVE_LOST,    /* none came: it was executed, or not, or it will be */
     HAVE_BROKE,   /* an error of its own (5xx): it may have been executed */
-    HAVE_REFUSED, /* not executed, or not sent */
+    HAVE_UNSENT,  /* it was not sent */
+    HAVE_REFUSED, /* not executed */
     HAVE_GOOD
 };
 
@@ -125,6 +126,7 @@ struct have_before {
     struct adapter_have *adapter; /* of a load or unload; NULL: the fleet does not know its name */
     uint32_t had;
     bool keyed_by_name; /* so are its caches: they may have entries of another adapter */
+    bool replaces;      /* a load is not refused for an adapter that has the name already */
 };
 
 /* have_init - nothing is known of the engine: not ours. */
@@ -133,9 +135,9 @@ void have_init(struct engine_have *have);
 /* have_seen - the process has reported, and it is the same. @change  when it was asked
  * have_told - it has reported whether it sleeps. */
 void have_seen(struct engine_have *have, uint64_t change);
+void have_told(struct engine_have *have, uint64_t change, bool asleep);
 
 /* have_reset - begin the facts of another process, which may have executed what was sent since the
-void have_told(struct engine_have *have, uint64_t change, bool asleep);
  * one before was last seen.
  * @certain  it is another one; false: it may be the same, as it does not name itself
  * have_reset_adapter - the same of what it has under one name. */
@@ -144,7 +146,8 @@ void have_reset_adapter(struct adapter_have *a, bool certain);
 
 /* have_doubt - the operation is about to be sent.
  * @args    of the operation; NULL: none
- * @before  for have_answer; in: `adapter` and `keyed_by_name`; `incarnation` is the caller's */
+ * @before  for have_answer; in: `adapter`, `keyed_by_name` and `replaces`; `incarnation` is the
+ * caller's */
 void have_doubt(struct engine_have *have, enum api_op op, const struct api_args *args,
                 struct have_before *before);
 
@@ -188,15 +191,15 @@ static inline bool have_is_asleep(const struct engine_have *have)
     return have->sleep.weights == SLEEP_ASLEEP || have->sleep.kv == SLEEP_ASLEEP;
 }
 
-static inline bool have_may_sleep(const struct engine_have *have)
-{
-    return sleep_is_doubted(have->sleep.weights) || sleep_is_doubted(have->sleep.kv);
 /* have_may_lack_wake - may it have no route to be woken by? Then nothing has put it to sleep. */
 static inline bool have_may_lack_wake(const struct engine_have *have)
 {
     return !have->sleep.slept && (!have->sleep.told || have->sleep.awake);
 }
 
+static inline bool have_may_sleep(const struct engine_have *have)
+{
+    return sleep_is_doubted(have->sleep.weights) || sleep_is_doubted(have->sleep.kv);
 }
 
 static inline bool have_has_missed(const struct engine_have *have)

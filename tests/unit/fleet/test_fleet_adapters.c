@@ -3,7 +3,7 @@
 #include "fleet/members/fleet_adapters.h"
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
-enum took { TOOK, REFUSES, LOSES, NOT_ASKED };
+enum took { TOOK, REFUSES, UNSENT, LOSES, NOT_ASKED };
 
 static struct fleet *three(void)
 {
@@ -22,6 +22,7 @@ static void answer(struct fleet *f, size_t i, enum api_op op, const struct api_a
     (void)fleet_answer(f, engine_at(f, i), op, args, before,
                        took == TOOK      ? HAVE_GOOD
                        : took == REFUSES ? HAVE_REFUSED
+                       : took == UNSENT  ? HAVE_UNSENT
                                          : HAVE_LOST,
                        NULL);
 }
@@ -257,9 +258,10 @@ static void test_refused_by_all_keeps_none_out(void **state)
     refuse(f, 1, "x");
     assert_true(has_task(f, 1));
     assert_blocked(f, false, true, true);
+    (void)task(f, 2, "x", UNSENT);
     restart(f, 0, true);
-    assert_blocked(f, true, false, true);
-    next(f, 1, "x", &again); /* it is asked again, and serves meanwhile */
+    assert_blocked(f, true, false, true); /* the third was not asked: it may take it */
+    next(f, 1, "x", &again);              /* it is asked again, and serves meanwhile */
     assert_blocked(f, true, false, true);
     end_task(f, 1, &again, REFUSES);
     assert_blocked(f, true, false, true);

@@ -97,6 +97,8 @@ static void test_fleet_result_read_without_a_reply(void **state)
     assert_int_equal(results[1].outcome, FLEET_UNSENT);
     assert_int_equal(results[1].why.code, ERR_UPSTREAM);
     assert_int_equal(results[2].outcome, FLEET_SKIPPED);
+    assert_int_equal(fleet_result_answer(&results[0]), HAVE_LOST);
+    assert_int_equal(fleet_result_answer(&results[1]), HAVE_UNSENT);
     assert_true(fleet_result_may_have_run(&results[0]));
     assert_false(fleet_result_may_have_run(&results[1]));
     assert_false(fleet_result_may_have_run(&results[2]));

@@ -45,17 +45,17 @@ static void test_only_an_answer_makes_it_known(void **state)
 
 static void test_a_resume_that_fails_leaves_it_paused_until_one_succeeds(void **state)
 {
-    static const enum have_answer fails[] = {HAVE_REFUSED, HAVE_BROKE, HAVE_LOST};
+    static const enum have_answer fails[] = {HAVE_REFUSED, HAVE_UNSENT, HAVE_BROKE, HAVE_LOST};
 
     (void)state;
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         have_init(&have);
-        ask(API_RESUME, HAVE_REFUSED); /* it was not paused */
+        ask(API_RESUME, i % 2 == 0 ? HAVE_REFUSED : HAVE_UNSENT); /* it was not paused */
         assert_int_equal(have.gate, GATE_NOT_OURS);
         ask(API_PAUSE, HAVE_GOOD);
         ask(API_RESUME, fails[i]);
         assert_int_equal(have.gate, GATE_NOT_RESUMED);
-        for (size_t k = 0; k < 3; k++)
+        for (size_t k = 0; k < 4; k++)
             ask(API_RESUME, fails[k]);
         assert_int_equal(have.gate, GATE_NOT_RESUMED);
         ask(API_PAUSE, HAVE_REFUSED);
@@ -410,6 +410,26 @@ static void test_an_adapter_is_known_by_its_answer(void **state)
     assert_true(adapter.has == ADAPTER_UNKNOWN && adapter.settled == ADAPTER_UNKNOWN);
 }
 
+/* One that was not sent says nothing of the adapter, and one that another adapter of the name was
+ * in the way of says it of that one. */
+static void test_only_a_load_that_nothing_was_in_the_way_of_is_refused(void **state)
+{
+    (void)state;
+    adapter = (struct adapter_have){.has = ADAPTER_NONE};
+    ask_adapter(API_LOAD_ADAPTER, 7, HAVE_UNSENT);
+    assert_true(adapter.has == ADAPTER_NONE && adapter.refused == 0);
+    ask_adapter(API_LOAD_ADAPTER, 7, HAVE_LOST);
+    ask_adapter(API_LOAD_ADAPTER, 8, HAVE_REFUSED);
+    assert_true(adapter.has == ADAPTER_UNKNOWN && adapter.refused == 0);
+    begin_adapter(API_LOAD_ADAPTER, 8, &before);
+    before.replaces = true;
+    end_adapter(API_LOAD_ADAPTER, 8, &before, HAVE_REFUSED, true);
+    assert_true(adapter.has == ADAPTER_UNKNOWN && adapter.refused == 8);
+    ask_adapter(API_UNLOAD_ADAPTER, 8, HAVE_GOOD);
+    ask_adapter(API_LOAD_ADAPTER, 9, HAVE_REFUSED);
+    assert_true(adapter.has == ADAPTER_NONE && adapter.refused == 9);
+}
+
 /* A load replaces what the caches know by name only; so does one whose answer is lost, at whichever
  * process. What an unload leaves in them cannot be read before the next load. */
 static void test_a_load_makes_caches_stale(void **state)
@@ -419,6 +439,7 @@ static void test_a_load_makes_caches_stale(void **state)
     assert_true(have_caches_are_stale(&have)); /* never emptied by this server */
     have.caches.emptied = have.caches.changes;
     ask_adapter(API_LOAD_ADAPTER, 7, HAVE_REFUSED);
+    ask_adapter(API_LOAD_ADAPTER, 7, HAVE_UNSENT);
     ask_adapter(API_UNLOAD_ADAPTER, 8, HAVE_GOOD);
     have_caches_settle(&have);
     assert_false(have_caches_are_stale(&have));
@@ -451,10 +472,11 @@ int main(void)
         cmocka_unit_test_setup(test_another_process_is_awake_if_nothing_was_sent_to_it, setup),
         cmocka_unit_test_setup(test_a_token_shows_that_it_is_awake, setup),
         cmocka_unit_test_setup(test_a_fault_outlives_the_process, setup),
+        cmocka_unit_test_setup(test_what_may_lack_a_wake_does_not_sleep, setup),
         cmocka_unit_test_setup(test_an_adapter_is_known_by_its_answer, setup),
+        cmocka_unit_test_setup(test_only_a_load_that_nothing_was_in_the_way_of_is_refused, setup),
         cmocka_unit_test_setup(test_a_load_makes_caches_stale, setup),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
-        cmocka_unit_test_setup(test_what_may_lack_a_wake_does_not_sleep, setup),
