@@ -102,10 +102,11 @@ bool check_is_fenced(const struct engine *g)
     return info.fenced;
 }
 
-/* ... and of that update, if it was added again meanwhile. */
+/* ... and that, and the rest of the update, also if it was added again meanwhile. */
 static bool has_left(const struct engine *g)
 {
-    return check_is_removed(g) || (g->left != 0 && engine_version(g) == g->left);
+    return check_is_removed(g) || world.asked_removed ||
+           (g->left != 0 && engine_version(g) == g->left);
 }
 
 bool check_is_open(int target)
@@ -240,10 +241,55 @@ static void check_asks(void)
             check_fail("I10: %s has not ended in time", world.asks[i].what);
 }
 
+/* Its truth, and what the fleet knows of it. */
+static void describe(const struct engine *g, char *out, size_t cap)
+{
+    const struct upstream *u = world_upstream(g);
+    size_t len = (size_t)snprintf(out, cap, "%s: process %u, v%d as '%s'%s%s%s%s; ", name_of(g),
+                                  g->process, engine_version(g), g->label, g->up ? "" : ", down",
+                                  g->paused ? ", paused" : "", g->open ? ", open" : "",
+                                  g->weights_asleep || g->kv_asleep ? ", asleep" : "");
+    int reason = 0;
+
+    if (u == NULL) {
+        (void)snprintf(out + len, cap - len, "not a member");
+        return;
+    }
+    len += (size_t)snprintf(out + len, cap - len,
+                            "incarnation %llu, gate %d, out:", (unsigned long long)u->incarnation,
+                            (int)u->have.gate);
+    for (; reason < UPSTREAM_REASONS && len < cap; reason++)
+        if ((u->out & REASON_BIT(reason)) != 0)
+            len += (size_t)snprintf(out + len, cap - len, " %s",
+                                    upstream_reason_name((enum upstream_reason)reason));
+}
+
+/* For a reader: what the fleet thinks, and what is, when that has changed. */
+static void trace_changes(void)
+{
+    static char shown[ENGINES_MAX + 1][200];
+    struct fleet_stats stats;
+    char now[sizeof shown[0]];
+
+    if (!world.traced)
+        return;
+    fleet_stats(world.fleet, &stats);
+    (void)snprintf(now, sizeof now, "the fleet has '%s', serial %llu; seen: v%d", stats.label,
+                   (unsigned long long)stats.serial, world.newest);
+    for (size_t i = 0; i <= world.n_engines; i++) {
+        if (strcmp(now, shown[i]) != 0)
+            world_trace("    %s", now);
+        memcpy(shown[i], now, sizeof now);
+        if (i < world.n_engines)
+            describe(&world.engines[i], now, sizeof now);
+    }
+}
+
 void check_now(void)
 {
     struct fleet_stats stats;
 
+    trace_changes();
     if (check_failed() != NULL)
         return;
     fleet_stats(world.fleet, &stats);
@@ -251,6 +297,9 @@ void check_now(void)
         check_fail("I9: serial %llu after %llu", (unsigned long long)stats.serial,
                    (unsigned long long)world.serial);
     world.serial = stats.serial;
+    if (stats.serial == 0 && world_label(stats.label) != TORN)
+        world.newest = world_label(
+            stats.label); /* as long as it has only what its engines report */
     for (size_t i = 0; i < world.n_engines; i++) {
         struct upstream *u = world_upstream(&world.engines[i]);
 
@@ -276,8 +325,8 @@ static bool is_known_to_have(const struct engine *g, int adapter)
            g->answered_incarnation == world_incarnation(g);
 }
 
-/* An adapter that no member is known to have keeps out none that has refused it, or could not be
- * asked: all are alike without it. */
+/* An adapter that no member is known to have keeps out none that has refused it: all are alike
+ * without it. */
 static bool may_lack_adapter(const struct engine *g)
 {
     for (size_t i = 0; i < world.n_engines; i++)
@@ -293,7 +342,7 @@ static void check_grant(struct engine *g)
     if (g->n_finishes > 0)
         check_fail("I17: %s gets a request while its update ends", name_of(g));
     if (g->not_resumed_us != 0 && g->not_resumed_us < clock_now_us() && g->paused &&
-        g->gates.n == 0)
+        g->gates.n == 0 && world.n_pauses == 0)
         check_fail("I4: %s gets a request, and its last resume has failed", name_of(g));
     if (world.n_loads == 0 && !world.adapter_unsure && g->adapter != world.adapter &&
         !may_lack_adapter(g))

@@ -280,6 +280,7 @@ void engine_take_part(struct engine *g)
 {
     if (!engine_overwrites(g) || g->weights_asleep)
         return;
+    check_stray(g);
     g->weights = TORN;
     g->chunks = 0;
 }

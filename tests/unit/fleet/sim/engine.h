@@ -48,7 +48,7 @@ struct engine {
     int adapter;  /* its revision; 0: it has none */
     int answered; /* the revision of its last load that was answered well ... */
     uint64_t answered_us, answered_incarnation;
-    int refused;             /* the revision whose load was refused last, on the way, or not sent */
+    int refused;             /* the revision whose load was refused last, on the way */
     struct calls changes;    /* loads and unloads */
     struct calls gates;      /* pauses and resumes */
     uint64_t not_resumed_us; /* its last resume has failed, and that was answered; 0: no */

@@ -19,11 +19,13 @@ struct http_call {
     char path[API_PATH_MAX];
     char *body;
     struct reply reply;
-    unsigned process; /* that answers */
-    uint64_t epoch;   /* of the weights, when it was sent */
-    bool known;       /* its process was, when it was sent */
-    bool ends;        /* an update, with what has come */
-    bool lost;        /* its answer is */
+    unsigned process;     /* that answers */
+    uint64_t epoch;       /* of the weights, when it was sent */
+    uint64_t incarnation; /* how many processes the fleet had counted then */
+    bool known;           /* its process was, when it was sent */
+    bool removed;         /* its engine was, then */
+    bool ends;            /* an update, with what has come */
+    bool lost;            /* its answer is */
 };
 
 __typeof__(http_client_new) __wrap_http_client_new;
@@ -111,19 +113,25 @@ static void end_call(const struct http_call *c)
         calls->n--;
 }
 
+static void note_loaded(struct engine *g, int revision)
+{
+    g->answered = revision;
+    g->answered_us = clock_now_us();
+    g->answered_incarnation = world_incarnation(g);
+}
+
+/* It may have been meant for another process. */
 static void note_adapter(const struct http_call *c)
 {
     struct engine *g = c->engine;
 
     if (c->process != g->process)
         return;
-    if (g->changes.overlap || (c->op == API_UNLOAD_ADAPTER && g->adapter == 0))
+    if (g->changes.overlap || (c->op == API_UNLOAD_ADAPTER && g->adapter == 0) || !c->known ||
+        c->incarnation != world_incarnation(g))
         g->answered = 0;
-    if (g->changes.overlap || c->op != API_LOAD_ADAPTER || c->reply.status != 200)
-        return;
-    g->answered = revision_of(c);
-    g->answered_us = clock_now_us();
-    g->answered_incarnation = world_incarnation(g);
+    else if (c->op == API_LOAD_ADAPTER && c->reply.status == 200)
+        note_loaded(g, revision_of(c));
 }
 
 static void note_gate(const struct http_call *c, bool good)
@@ -143,8 +151,6 @@ static void end(struct http_call *c, enum http_outcome outcome, bool sent)
         (void)snprintf(e.why, sizeof e.why, "it failed");
     sched_cancel(c);
     end_call(c);
-    if (c->op == API_LOAD_ADAPTER && !sent)
-        c->engine->refused = revision_of(c);
     if (calls_of(c) == &c->engine->gates)
         note_gate(c, outcome == HTTP_WHOLE && c->reply.status == 200);
     if (c->ends)
@@ -220,13 +226,25 @@ static void refuse(struct http_call *c, int status)
     answer_later(c);
 }
 
+/* It was asked for as the process, and the member, that the fleet knew then. */
+static void begin_asked(const struct http_call *c)
+{
+    world.asked_unknown = !c->known;
+    world.asked_removed = c->removed;
+}
+
+static void end_asked(void)
+{
+    world.asked_unknown = world.asked_removed = false;
+}
+
 static void execute(struct http_call *c)
 {
     c->ends = c->op == API_FINISH_UPDATE && c->engine->chunks != 0;
     c->engine->n_finishes += c->ends;
-    world.asked_unknown = !c->known;
+    begin_asked(c);
     engine_ask(c->engine, c->path, c->body, &c->reply);
-    world.asked_unknown = false;
+    end_asked();
 }
 
 static void fail(struct http_call *c, enum failure f)
@@ -235,8 +253,10 @@ static void fail(struct http_call *c, enum failure f)
 
     if (f == FAIL_ERROR_DONE || f == FAIL_LOST_DONE || f == FAIL_HANGS_DONE)
         execute(c);
+    begin_asked(c);
     if (f == FAIL_LOST_PART && c->op == API_UPDATE_WEIGHTS)
         engine_take_part(g);
+    end_asked();
     if (c->op == API_SET_VERSION || (c->op == API_OPS && f != FAIL_UNSENT))
         g->unnamed = true;
     if (c->op == API_FINISH_UPDATE && g->chunks == 0)
@@ -304,7 +324,10 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
     call->engine = engine_at_url(req->target->url);
     call->op = engine_operation(call->engine, req->path);
     call->engine->n_queries += call->op == API_OPS;
-    call->known = call->engine->seen == call->engine->process;
+    call->known = call->engine->seen == call->engine->process &&
+                  call->engine->seen_us < clock_now_us();
+    call->incarnation = world_incarnation(call->engine);
+    call->removed = check_is_removed(call->engine);
     call->epoch = fleet_weights_epoch(world.fleet);
     (void)snprintf(call->path, sizeof call->path, "%s", req->path);
     if (req->body != NULL)
