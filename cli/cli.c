@@ -26,7 +26,7 @@ enum { TIMEOUT_S = 600, TIMEOUT_S_MAX = 86400 };
 const struct command commands[] = {
     {"push", NULL, "FILE|DIR", "push weights, prove them, put them into service", 1, 1,
      REPLY | BIT(OPT_VERSION) | BIT(OPT_PARTIAL) | BIT(OPT_CONVERT) | BIT(OPT_PATH) |
-         BIT(OPT_NO_CHECKSUMS),
+         BIT(OPT_NO_CHECKSUMS) | BIT(OPT_DELTA_FROM) | BIT(OPT_DELTA_BASE),
      cmd_push},
     {"status", NULL, "", "what the server serves and does", 0, 0, REPLY | BIT(OPT_WATCH),
      cmd_status},
@@ -64,6 +64,13 @@ const struct command commands[] = {
      "what the last commit changed, or which tensors differ between two checkpoints, each with its "
      "relative change: the norm of the difference divided by the norm of the first",
      0, 2, REPLY, cmd_weights_diff},
+    {"weights", "delta", "FILE|DIR FILE|DIR",
+     "write what changed from the first checkpoint to the second into a delta file, which push "
+     "sends",
+     2, 2, BIT(OPT_OUTPUT) | BIT(OPT_DELTA_FROM) | BIT(OPT_VERSION) | BIT(OPT_HELP),
+     cmd_weights_delta},
+    {"weights", "apply", "FILE|DIR DELTA", "write the checkpoint that a delta makes of another one",
+     2, 2, BIT(OPT_OUTPUT) | BIT(OPT_HELP), cmd_weights_apply},
     {"completion", NULL, "bash|zsh", "a completion script for the shell", 1, 1, BIT(OPT_HELP),
      cmd_completion},
     {NULL, NULL, NULL, NULL, 0, 0, 0, NULL}};
@@ -127,14 +134,15 @@ static enum cli_exit option_unknown(const struct cli *c, const char *flag)
 /* Reads argv[i], an option. Returns how many words it took; 0 after a message. */
 static int option_read(struct cli *c, char **argv, int i, int argc)
 {
-    const char *equals = strchr(argv[i], '=');
-    size_t len = equals != NULL ? (size_t)(equals - argv[i]) : strlen(argv[i]);
+    const char *word = strcmp(argv[i], "-o") == 0 ? "--output" : argv[i];
+    const char *equals = strchr(word, '=');
+    size_t len = equals != NULL ? (size_t)(equals - word) : strlen(word);
 
     for (int o = 0; o < CLI_OPTION_COUNT; o++) {
         const struct option_row *row = &option_rows[o];
 
         if ((c->command->options & BIT(o)) == 0 || strlen(row->flag) != len ||
-            strncmp(row->flag, argv[i], len) != 0)
+            strncmp(row->flag, word, len) != 0)
             continue;
         if (row->value[0] == '\0') {
             c->values[o] = "";

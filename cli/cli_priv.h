@@ -22,6 +22,11 @@
     X(OPT_JSON, "--json", "", "print the server's JSON as it came")                                \
     X(OPT_HELP, "--help", "", "this text")                                                         \
     X(OPT_VERSION, "--weight-version", "LABEL", "label that replies will carry")                   \
+    X(OPT_DELTA_FROM, "--delta-from", "LABEL", "the version that a delta builds on")               \
+    X(OPT_DELTA_BASE, "--delta-base", "FILE|DIR",                                                  \
+      "the checkpoint of that version: only what differs from it is sent, and all if that is not " \
+      "less, or if the server has another version")                                                \
+    X(OPT_OUTPUT, "--output", "FILE", "the file to write; also -o FILE")                           \
     X(OPT_PARTIAL, "--partial", "", "tensors that are not sent stay as they are")                  \
     X(OPT_CONVERT, "--convert", "",                                                                \
       "let the server convert float dtypes to the model's; implies --no-checksums")                \
@@ -140,6 +145,8 @@ enum cli_exit cmd_abort(struct cli *c);
 enum cli_exit cmd_weights_list(struct cli *c);
 enum cli_exit cmd_weights_verify(struct cli *c);
 enum cli_exit cmd_weights_diff(struct cli *c);
+enum cli_exit cmd_weights_delta(struct cli *c);
+enum cli_exit cmd_weights_apply(struct cli *c);
 enum cli_exit cmd_completion(struct cli *c);
 
 #endif

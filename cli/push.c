@@ -1,6 +1,9 @@
 /* push: one update session, a request for each file, and a finish that carries the checksums, so
- * that the server proves the bytes of all files together. A session that fails is aborted. */
+ * that the server proves the bytes of all files together. A session that fails is aborted. With
+ * --delta-base the one file is a delta, made in memory; all is sent instead where that is of no
+ * use. */
 #include "cli/cli_priv.h"
+#include "cli/delta_file.h"
 #include "cli/interrupt.h"
 #include "cli/query.h"
 #include "cli/terminal.h"
@@ -12,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define TENSORS_TYPE "application/vnd.safetensors"
@@ -44,17 +48,42 @@ static void progress_show(void *arg, uint64_t nbytes_sent)
     (void)fflush(stderr);
 }
 
-static enum cli_exit session_start(struct cli *c, struct answer *out)
-{
-    json_t *body = json_object();
+/* What one session sends. */
+struct push {
+    struct cli *c;
+    const struct weight_files *files;
+    const char *version;           /* label; NULL: the server makes one */
+    const char *base_version;      /* the files are a delta of it; NULL: they are not */
+    json_t *checksums;             /* borrowed: of the tensors that a delta makes */
+    const struct delta_file *made; /* NULL: no delta, or one that was made before */
+    bool base_is_gone;             /* output: the server has another version than base_version */
+};
 
-    if (cli_has(c, OPT_VERSION))
-        (void)json_object_set_new(body, "weight_version", json_string(c->values[OPT_VERSION]));
-    if (cli_has(c, OPT_PARTIAL))
+static enum cli_exit session_start(struct push *p, struct answer *out)
+{
+    struct cli *c = p->c;
+    json_t *body = json_object();
+    enum cli_exit rc;
+
+    if (p->version != NULL)
+        (void)json_object_set_new(body, "weight_version", json_string(p->version));
+    if (p->base_version != NULL) {
+        (void)json_object_set_new(body, "base_version", json_string(p->base_version));
+        (void)json_object_set_new(body, "delta", json_true());
+    } else if (cli_has(c, OPT_PARTIAL)) {
         (void)json_object_set_new(body, "partial", json_true());
+    }
     if (cli_has(c, OPT_CONVERT))
         (void)json_object_set_new(body, "convert", json_true());
-    return cli_ask(c, "POST", "/v1/update_weights/start", body, out);
+    rc = connection_json(c->connection, "POST", "/v1/update_weights/start", body, out);
+    p->base_is_gone = p->made != NULL && rc == CLI_REFUSED &&
+                      strcmp(cli_text(out->json, "error.code"), "precondition_failed") == 0;
+    if (p->base_is_gone)
+        (void)fprintf(stderr, "baton push: all is sent, not a delta: %s\n",
+                      cli_text(out->json, "error.message"));
+    else if (rc != CLI_OK)
+        answer_report(out, c->connection, c->name);
+    return rc;
 }
 
 /* The server reads the file itself. */
@@ -121,13 +150,15 @@ static json_t *checksums_json(const struct weight_files *w)
     return sums;
 }
 
-static enum cli_exit session_finish(struct cli *c, const char *update_id,
-                                    const struct weight_files *w, struct answer *out)
+static enum cli_exit session_finish(const struct push *p, const char *update_id, struct answer *out)
 {
+    struct cli *c = p->c;
     json_t *body = json_pack("{s:s}", "update_id", update_id);
 
     if (!cli_has(c, OPT_NO_CHECKSUMS) && !cli_has(c, OPT_CONVERT))
-        (void)json_object_set_new(body, "checksums", checksums_json(w));
+        (void)json_object_set_new(body, "checksums",
+                                  p->base_version != NULL ? json_incref(p->checksums)
+                                                          : checksums_json(p->files));
     return cli_ask(c, "POST", "/v1/update_weights/finish", body, out);
 }
 
@@ -143,14 +174,29 @@ static void session_abort(struct cli *c, const char *update_id)
     answer_fini(&a);
 }
 
-static void pushed(const struct cli *c, const struct answer *a, const struct weight_files *w,
-                   uint64_t begun_us)
+/* "46 tensors, 1.8 MB", and of a delta what it saved. */
+static void pushed_what(const struct push *p, double nbytes)
 {
-    char size[CLI_TEXT_MAX], took[CLI_TEXT_MAX], rate[CLI_TEXT_MAX];
+    char size[CLI_TEXT_MAX], whole[CLI_TEXT_MAX];
+
+    (void)cli_nbytes(nbytes, size);
+    if (p->made != NULL)
+        (void)printf("%u tensors changed, %s instead of %s", p->made->n_changed, size,
+                     cli_nbytes((double)p->made->nbytes_whole, whole));
+    else if (p->base_version != NULL)
+        (void)printf("%zu tensors of a delta, %s", json_object_size(p->checksums), size);
+    else
+        (void)printf("%u tensors, %s", p->files->n_tensors, size);
+}
+
+static void pushed(const struct push *p, const struct answer *a, uint64_t begun_us)
+{
+    const struct cli *c = p->c;
+    char took[CLI_TEXT_MAX], rate[CLI_TEXT_MAX];
     double s = (double)(clock_now_us() - begun_us) / 1e6, nbytes = 0;
 
-    for (size_t i = 0; i < w->n; i++) /* of the tensors, as the status has it */
-        nbytes += (double)w->files[i].head.tensor_list->nbytes;
+    for (size_t i = 0; i < p->files->n; i++) /* of the tensors, as the status has it */
+        nbytes += (double)p->files->files[i].head.tensor_list->nbytes;
     (void)changes_warn(stderr, a->json,
                        "baton push: warning: ", "; 'baton weights diff' has the names");
     upstreams_warn(stderr, cli_at(a->json, "upstreams"), "baton push: warning: not taken by ");
@@ -158,12 +204,13 @@ static void pushed(const struct cli *c, const struct answer *a, const struct wei
         cli_print_json(a);
         return;
     }
-    (void)printf("%s is served (serial %.0f%s): %u tensors, %s in %s, %s/s, at %s\n",
-                 cli_text(a->json, "weight_version"), cli_real(a->json, "serial"),
+    (void)printf("%s is served (serial %.0f%s): ", cli_text(a->json, "weight_version"),
+                 cli_real(a->json, "serial"),
                  json_is_true(cli_at(a->json, "changes.repeated"))
                      ? ", with the bytes and the label of the one before"
-                     : "",
-                 w->n_tensors, cli_nbytes(nbytes, size), cli_duration(s, took),
+                     : "");
+    pushed_what(p, nbytes);
+    (void)printf(" in %s, %s/s, at %s\n", cli_duration(s, took),
                  cli_nbytes(s > 0 ? nbytes / s : 0, rate), connection_url(c->connection));
 }
 
@@ -177,23 +224,25 @@ static enum cli_exit not_handed_over(const struct cli *c, const struct answer *a
     return CLI_NOT_HANDED_OVER;
 }
 
-static enum cli_exit push_files(struct cli *c, const struct weight_files *w)
+static enum cli_exit push_session(struct push *push)
 {
+    struct cli *c = push->c;
+    const struct weight_files *w = push->files;
     struct progress_line p = {.nbytes_total = w->nbytes,
                               .begun_us = clock_now_us(),
                               .line_us = clock_now_us(),
                               .tty = isatty(STDERR_FILENO) && !cli_has(c, OPT_JSON)};
     struct answer started, finished = {0};
-    enum cli_exit rc = session_start(c, &started);
+    enum cli_exit rc = session_start(push, &started);
     const char *id = cli_text(started.json, "update_id");
 
     for (size_t i = 0; i < w->n && rc == CLI_OK; i++)
         rc = cli_has(c, OPT_PATH) ? send_path(c, id, &w->files[i])
                                   : send_bytes(c, id, &w->files[i], &p);
     if (rc == CLI_OK)
-        rc = session_finish(c, id, w, &finished);
+        rc = session_finish(push, id, &finished);
     if (rc == CLI_OK)
-        pushed(c, &finished, w, p.begun_us);
+        pushed(push, &finished, p.begun_us);
     else if (strcmp(cli_text(finished.json, "error.code"), "not_handed_over") == 0)
         rc = not_handed_over(c, &finished);
     else if (id[0] != '\0')
@@ -203,9 +252,130 @@ static enum cli_exit push_files(struct cli *c, const struct weight_files *w)
     return rc;
 }
 
+/* The delta that lies in memory, as a file. */
+static enum cli_exit push_made(struct push *p, const struct out_file *spool)
+{
+    const struct delta_file *d = p->made;
+    size_t len = (size_t)(d->offset + d->nbytes);
+    unsigned char *at = mmap(NULL, len, PROT_READ, MAP_SHARED, spool->fd, 0);
+    struct weight_file f = {.path = (char *)(uintptr_t) "a delta", .nbytes = d->nbytes};
+    struct weight_files one = {.files = &f, .n = 1, .nbytes = d->nbytes};
+    struct err e = {0};
+    uint64_t nbytes_head;
+    enum cli_exit rc = CLI_USAGE;
+
+    if (at == MAP_FAILED) {
+        (void)fputs("baton push: no memory for a delta\n", stderr);
+        return rc;
+    }
+    f.bytes = at + d->offset;
+    if (safetensors_head_nbytes(f.bytes, (size_t)d->nbytes, &nbytes_head, &e) == 0 &&
+        safetensors_parse(&f.head, f.bytes, nbytes_head, d->nbytes, &e) == 0) {
+        one.n_tensors = f.head.tensor_list->n_tensors;
+        p->files = &one;
+        rc = push_session(p);
+    } else {
+        (void)fprintf(stderr, "baton push: %s\n", e.msg);
+    }
+    safetensors_fini(&f.head);
+    (void)munmap(at, len);
+    return rc;
+}
+
+/* What changed since --delta-base; all of it where that is no less, or the server cannot use it. */
+static enum cli_exit push_difference(struct push *p, const struct weight_files *base)
+{
+    const struct weight_files *all = p->files;
+    struct delta_file_cfg cfg = {.base = base,
+                                 .to = all,
+                                 .base_version = p->base_version,
+                                 .version = p->version,
+                                 .partial = cli_has(p->c, OPT_PARTIAL)};
+    struct delta_file made = {0};
+    struct out_file spool = {0};
+    struct err e = {0};
+    enum cli_exit rc = CLI_USAGE;
+    bool whole = false;
+
+    if (out_file_memory(&spool, &e) != 0 || delta_file_make(&made, &spool, &cfg, &e) != 0) {
+        (void)fprintf(stderr, "baton push: %s\n", e.msg);
+        rc = e.code == ERR_ABORTED ? CLI_INTERRUPTED : CLI_USAGE;
+    } else if (made.nbytes >= made.nbytes_whole) {
+        (void)fputs("baton push: all is sent: a delta has no fewer bytes\n", stderr);
+        whole = true;
+    } else {
+        p->made = &made;
+        p->checksums = made.checksums;
+        rc = push_made(p, &spool);
+        whole = p->base_is_gone;
+    }
+    out_file_close(&spool);
+    delta_file_fini(&made);
+    if (!whole)
+        return rc;
+    *p = (struct push){.c = p->c, .files = all, .version = p->version};
+    return push_session(p);
+}
+
+/* --delta-base PATH: what differs from it is sent. */
+static enum cli_exit push_from(struct push *p, const char *path)
+{
+    struct weight_files base;
+    struct err e = {0};
+    enum cli_exit rc;
+
+    if (cli_has(p->c, OPT_PATH))
+        return cli_usage_error(p->c, "with --path the server reads files, and a delta is none yet: "
+                                     "write one by 'baton weights delta', and push that");
+    if (weight_files_open(&base, path, &e) != 0) {
+        (void)fprintf(stderr, "baton push: %s\n", e.msg);
+        return CLI_USAGE;
+    }
+    if (p->base_version == NULL && base.n == 1)
+        p->base_version = base.files[0].head.weight_version;
+    rc = p->base_version != NULL
+             ? push_difference(p, &base)
+             : cli_usage_error(
+                   p->c, "it needs --delta-from: %.200s does not say which version it is", path);
+    weight_files_close(&base);
+    return rc;
+}
+
+/* One delta file, or all of what lies there. */
+static enum cli_exit push_as_is(struct push *p)
+{
+    struct delta_about about = {0};
+    struct err e = {0};
+    enum cli_exit rc;
+
+    if (p->files->n == 1 && delta_about_read(&about, &p->files->files[0], &e) != 0) {
+        (void)fprintf(stderr, "baton push: %s\n", e.msg);
+        return CLI_USAGE;
+    }
+    if (about.checksums != NULL) {
+        p->checksums = about.checksums;
+        p->base_version = p->base_version != NULL ? p->base_version : about.base_version;
+        p->version = p->version != NULL ? p->version : about.version;
+        rc = p->base_version != NULL
+                 ? push_session(p)
+                 : cli_usage_error(p->c, "it needs --delta-from: the delta does not say what it "
+                                         "builds on");
+    } else if (p->base_version != NULL) {
+        rc = cli_usage_error(p->c, "--delta-from needs --delta-base: the files of that version");
+    } else {
+        rc = push_session(p);
+    }
+    delta_about_fini(&about);
+    return rc;
+}
+
 enum cli_exit cmd_push(struct cli *c)
 {
     struct weight_files w;
+    struct push p = {.c = c,
+                     .files = &w,
+                     .version = c->values[OPT_VERSION],
+                     .base_version = c->values[OPT_DELTA_FROM]};
     struct err e = {0};
     enum cli_exit rc;
 
@@ -213,7 +383,7 @@ enum cli_exit cmd_push(struct cli *c)
         (void)fprintf(stderr, "baton push: %s\n", e.msg);
         return CLI_USAGE;
     }
-    rc = push_files(c, &w);
+    rc = cli_has(c, OPT_DELTA_BASE) ? push_from(&p, c->values[OPT_DELTA_BASE]) : push_as_is(&p);
     weight_files_close(&w);
     return rc;
 }
