@@ -16,6 +16,8 @@ Each step of the loop does what the loop of a large run does:
     3. train    rewards -> advantages within each group -> clipped policy gradient -> Adam
     4. push     the new weights to baton, as version step-N
 
+With --delta step 4 sends only what changed; the rewards are the same to the bit.
+
 Step 2 is the reason to use baton. The importance ratio of PPO and GRPO is exp(logprob of the
 trainer - logprob of the sampler). If the sampler has other weights than the trainer believes, or
 computes something else with them, the ratio is wrong and the run degrades without an error. Here
@@ -222,11 +224,26 @@ def train(master, optimizer, initial, choices, rewards, config):
     return error
 
 
-def push(master, url, version):
-    baton.push({k: w.detach().bfloat16() for k, w in master.items()}, url, weight_version=version)
+class Pusher:
+    """Pushes each version; with deltas, only what changed since the one before, which it keeps."""
+
+    def __init__(self, url, deltas):
+        self.url, self.deltas, self.version, self.before = url, deltas, None, None
+
+    def push(self, master, version):
+        """Returns what a delta saved, "" of a whole."""
+        weights = {k: w.detach().bfloat16() for k, w in master.items()}
+        update = baton.push(weights, self.url, weight_version=version, delta_from=self.version,
+                            delta_base=self.before)
+        if self.deltas:
+            self.version, self.before = version, weights
+        if not update["delta"]:
+            return ""
+        whole = sum(w.numel() * w.element_size() for w in weights.values())
+        return f", sent {update['nbytes_sent']:,} of {whole:,} bytes"
 
 
-def run(url, n_steps):
+def run(url, n_steps, deltas=False):
     """Returns the mean reward of each step."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)  # for a model as small as this, more of them only wait for each other
@@ -235,16 +252,16 @@ def run(url, n_steps):
     initial = load_weights()
     master = {name: w.clone().requires_grad_() for name, w in initial.items()}
     optimizer = torch.optim.Adam(master.values(), lr=LEARNING_RATE)
-    curve, worst = [], 0.0
-    push(master, url, "step-0")
+    curve, worst, pusher = [], 0.0, Pusher(url, deltas)
+    pusher.push(master, "step-0")
     for step in range(n_steps):
         choices = sample(url, SEED + step * GROUP * len(PROMPTS), f"step-{step}")
         rewards = torch.tensor([reward_of(c["text"]) for c in choices])
         error = train(master, optimizer, initial, choices, rewards, config)
-        push(master, url, f"step-{step + 1}")
+        saved = pusher.push(master, f"step-{step + 1}")
         curve, worst = curve + [rewards.mean().item()], max(worst, error)
         print(f"step-{step:<3} reward {curve[-1]:.3f} {'█' * round(curve[-1] * 40):<40} "
-              f"logprobs agree to {error:.0e}", flush=True)
+              f"logprobs agree to {error:.0e}{saved}", flush=True)
         if step in (0, n_steps - 1):
             for prompt, choice in zip(PROMPTS, choices[::GROUP]):
                 text = f"{prompt} ...{choice['text']}".replace("\n", " / ")
@@ -283,12 +300,17 @@ def main():
     parser.add_argument("--baton", default=os.path.join(ROOT, "build", "release", "baton"),
                         help="the program to start (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")
+    parser.add_argument("--delta", action="store_true", help="push only what changed in each step")
+    parser.add_argument("--check", action="store_true",
+                        help="with --delta: run again with whole pushes, and compare the rewards")
     parser.add_argument("--png", default="grpo_toy.png", help="the curve (default: %(default)s)")
     args, began = parser.parse_args(), time.monotonic()
     if args.steps < 1:
         parser.error("--steps must be at least 1")
     with contextlib.nullcontext(args.url) if args.url else Server(args.baton) as url:
-        curve = run(url, args.steps)
+        curve = run(url, args.steps, args.delta)
+        if args.delta and args.check and run(url, args.steps) != curve:
+            raise Failed("the rewards with deltas and with whole pushes differ")
     write_png(args.png, curve)
     print(f"The curve is in {args.png}. {time.monotonic() - began:.0f} s in total.")
     check_rise(curve)

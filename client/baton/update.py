@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar, Union, overload
 
 from .connection import is_local, url_list
+from .delta import encode, push_delta
 from .errors import BatonError, InputError
 from .gpu import is_cuda, on_gpus
 from .host import by_body, by_path, by_shm
@@ -60,6 +61,34 @@ def _push_to(urls, vias, ways, members, progress, timeout):
         return push_several(urls, sends, members, progress, timeout)
 
 
+def _push_delta(tensors, base, url, base_version, via, weight_version, checksums, partial,
+                progress, timeout):
+    """What differs from `base`; None: the whole has to be sent."""
+    delta = encode(base, tensors, partial)
+    if delta.nbytes >= delta.nbytes_whole:
+        return None
+    parts = list(delta.parts.items())
+    way = _ways(parts, checksums, timeout, 0, None)[_choose(parts, url) if via == "auto" else via]
+    with way() as send:
+        return push_delta(delta, url, base_version, weight_version, checksums, timeout,
+                          lambda members: send(url, members, progress))
+
+
+def _check_delta(url, via, group, delta_from, delta_base, others):
+    if (delta_from is None) != (delta_base is None):
+        raise InputError("delta_from, the label of a version, and delta_base, its tensors, go together")
+    if delta_from is None:
+        return
+    if group is not None or not isinstance(url, str):
+        raise InputError("delta_from goes with the url of one server")
+    if via not in ("auto", "shm", "body"):
+        raise InputError(f"delta_from goes with via 'auto', 'shm' or 'body', not {via!r}: what changed "
+                         "is encoded in host memory")
+    for name, value in others.items():
+        if value:
+            raise InputError(f"{name} does not go with delta_from")
+
+
 def _check(url, via, group, update_id, trainer_rank, placement):
     if via not in WAYS:
         raise InputError(f"via {via!r} is not one of {', '.join(WAYS)}")
@@ -82,7 +111,8 @@ def push(tensors: Any, url: str, via: str = ..., weight_version: Optional[str] =
          checksums: bool = ..., partial: bool = ..., convert: bool = ...,
          update_id: Union[str, List[str], None] = ..., progress: Progress = ...,
          timeout: float = ..., bucket_nbytes: int = ..., placement: Optional[str] = ...,
-         group: Optional[Group[Update]] = ..., trainer_rank: Optional[int] = ...) -> Update: ...
+         group: Optional[Group[Update]] = ..., trainer_rank: Optional[int] = ...,
+         delta_from: Optional[str] = ..., delta_base: Any = ...) -> Update: ...
 
 
 @overload
@@ -107,7 +137,8 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
          convert: bool = False, update_id: Union[str, List[str], None] = None,
          progress: Progress = None, timeout: float = 600.0,
          bucket_nbytes: int = 1 << 30, placement: Optional[str] = None,
-         group: Any = None, trainer_rank: Optional[int] = None) -> Any:
+         group: Any = None, trainer_rank: Optional[int] = None,
+         delta_from: Optional[str] = None, delta_base: Any = None) -> Any:
     """Push one whole update and return the server's update object.
 
     tensors         name -> torch tensor, numpy array or Tensor (or an iterable of pairs); or the
@@ -139,8 +170,15 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
                     one too, and so is what is returned
     trainer_rank    with update_id: which rank of the trainer pushes. Each pushes what it holds; the
                     update object's `senders` list what each has brought
+    delta_from      send only what changed since this version, which the server serves; with
+    delta_base      its tensors, as `tensors` are, on the same GPUs if those are on GPUs: keep a copy
+                    of what was pushed before. All is sent instead if the server has another version,
+                    or if the difference takes no fewer bytes; the update object's `delta` says
+                    which, its `nbytes_sent` how much. One server; ipc and nccl send wholes
     """
     _check(url, via, group, update_id, trainer_rank, placement)
+    _check_delta(url, via, group, delta_from, delta_base,
+                 {"convert": convert, "update_id": update_id})
     urls: List[str] = [] if group is not None else url_list(url)
     members: Dict[str, Any] = {k: v for k, v in (
         ("weight_version", weight_version), ("partial", partial), ("convert", convert),
@@ -150,12 +188,17 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
     warns, progress = progress is True, Bar() if progress is True else progress
     if not _is_path(tensors):
         tensors = as_pairs(tensors)
+    answers = [None]
     try:
         if group is not None:
             answer = group._push(on_gpus(tensors, via), members, checksums, progress, timeout,
                                  bucket_nbytes)
             answers = answer if isinstance(answer, list) else [answer]
-        else:
+        elif delta_from is not None:
+            answer = _push_delta(tensors, delta_base, url, delta_from, via, weight_version, checksums,
+                                 partial, progress, timeout)
+            answers = [answer]
+        if group is None and answers[0] is None:
             vias = [_choose(tensors, one) if via == "auto" else via for one in urls]
             ways = _ways(tensors, checksums, timeout, bucket_nbytes, placement)
             answers = _push_to(urls, vias, ways, members, progress, timeout)
