@@ -83,6 +83,6 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
     c->n_origins = 0;
     if (delta_source_new(&c->source, &c->tensor_list, &cfg, e) != 0)
         return -1;
-    c->sent = delta_source_sent(c->source);
+    c->sent = delta_source_sent(c->source, &c->sent_at);
     return 0;
 }

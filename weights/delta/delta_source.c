@@ -24,6 +24,8 @@ struct delta_source {
     struct tensor_list *result; /* one reference */
     uint32_t *bases;            /* owned; [result->n_tensors] of the model spec's list: whose bytes
                                    change; TENSOR_LIST_NO_TENSOR: nobody's */
+    uint32_t *places;           /* owned; [result->n_tensors]: of the values in what the first link
+                                   was sent, if there is one link */
     struct delta_check check;   /* its members are NULL: none */
     struct device *const *devices;
     uint32_t n_devices;
@@ -55,6 +57,7 @@ static void delta_source_close(struct source *s)
     }
     tensor_list_unref(d->result);
     free(d->bases);
+    free(d->places);
     free(d);
 }
 
@@ -297,11 +300,13 @@ static int find_bases(struct delta_source *d, struct err *e)
     struct model_spec_match match = {.index = TENSOR_LIST_NO_TENSOR};
 
     d->bases = malloc(d->result->n_tensors * sizeof *d->bases);
-    if (d->bases == NULL)
+    d->places = malloc(d->result->n_tensors * sizeof *d->places);
+    if (d->bases == NULL || d->places == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors",
                        (unsigned)d->result->n_tensors);
     for (uint32_t i = 0; i < d->result->n_tensors; i++) {
         d->bases[i] = TENSOR_LIST_NO_TENSOR;
+        d->places[i] = d->n_links == 1 ? d->links[0].l.delta->tensors[i].values.i : 0;
         if (!model_spec_find(m, &match, d->result->tensors[i].name, &match))
             continue;
         if (match.alias == NULL)
@@ -347,7 +352,10 @@ int delta_source_new(struct source **out, struct tensor_list **result,
     return 0;
 }
 
-const struct chunk_rank *delta_source_sent(const struct source *s)
+const struct chunk_rank *delta_source_sent(const struct source *s, const uint32_t **at)
 {
-    return &((const struct delta_source *)s)->links[0].l.sent;
+    const struct delta_source *d = (const struct delta_source *)s;
+
+    *at = d->n_links == 1 ? d->places : NULL;
+    return &d->links[0].l.sent;
 }

@@ -58,7 +58,8 @@ struct delta_source_cfg {
 int delta_source_new(struct source **out, struct tensor_list **result,
                      const struct delta_source_cfg *cfg, struct err *e);
 
-/* delta_source_sent - what the first link was sent: for struct update_chunk. Borrowed. */
-const struct chunk_rank *delta_source_sent(const struct source *s);
+/* delta_source_sent - what the first link was sent, and the place there of a part of each tensor
+ * that it makes: for struct update_chunk. Borrowed. @at  NULL: with several links */
+const struct chunk_rank *delta_source_sent(const struct source *s, const uint32_t **at);
 
 #endif

@@ -233,6 +233,8 @@ struct update_chunk {
     const struct chunk_rank *sent;          /* a delta: the parts, from which `source` makes the
                                                tensors of `tensor_list`; borrowed from the source.
                                                NULL: tensor_list is what is sent */
+    const uint32_t *sent_at;                /* with `sent`: [n_tensors] of tensor_list: a part of
+                                               each, for the field of errors; borrowed likewise */
     bool sharded;                           /* one-shot update only */
     bool has_trainer_rank;                  /* sessions only */
     uint32_t trainer_rank;                  /* below UPDATE_TRAINER_RANKS_MAX */

@@ -302,6 +302,10 @@ void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e)
     c->refused_rank = rank + 1;
     if (sscanf(e->field, "/%15[a-z]/%u", member, &i) != 2)
         return;
+    if (c->sent_at != NULL && i < c->tensor_list->n_tensors) {
+        (void)snprintf(e->field, sizeof e->field, "/%s/%u", member, c->sent_at[i]);
+        return;
+    }
     origin = origin_of(c, c->ranks != NULL ? rank : 0, i);
     if (origin == NULL)
         return;

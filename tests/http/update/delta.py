@@ -373,7 +373,8 @@ def repeated_and_broken():
             refused(lambda b=bad: push(s, b, "body", "step-0", "bad"), 400, "bad_request", says, f"'{EMBED}'")
         # Values that are not finite, made by a delta.
         bad = [(f"{NORM}#index", "U32", [1], bytes(4)), (f"{NORM}#value", "U16", [1], b"\x80\x7f")]
-        refused(lambda: push(s, bad, "body", "step-0", "bad"), 422, "non_finite_weights", NORM)
+        e = refused(lambda: push(s, parts[:2] + bad, "body", "step-0", "bad"), 422, "non_finite_weights", NORM)
+        same(e.param, "/names/3", "the field of a tensor's error is that of its values")
         serves(s, STEP[0], "step-0", "after all of it")
         push(s, parts, "body", "step-0", "one")
         serves(s, one, "one", "the right one after wrong ones")

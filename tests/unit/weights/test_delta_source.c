@@ -127,7 +127,7 @@ static struct update_chunk *delta_chunk(struct bench *b, struct delta_link *link
 
     assert_non_null(c);
     assert_int_equal(delta_source_new(&c->source, &c->tensor_list, &cfg, &e), 0);
-    c->sent = delta_source_sent(c->source);
+    c->sent = delta_source_sent(c->source, &c->sent_at);
     c->partial = true;
     c->base = (struct update_base){.serial = serial, .label = "base", .delta = true};
     c->done = fx_done;
