@@ -254,7 +254,7 @@ static int settle_kind(const struct reading *r, uint32_t k, const struct tensor_
                    d->kind == DELTA_XOR ? "that of its tensor" : "[n]");
 }
 
-static int read_parts(struct reading *r, struct delta *out, struct err *e)
+static int read_delta_parts(struct reading *r, struct delta *out, struct err *e)
 {
     struct tensor_list *result;
 
@@ -293,7 +293,7 @@ int delta_of_parts(struct delta **out, const struct model_spec *m, const struct 
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u parts",
                       (unsigned)parts->n_tensors);
     else if (tensor_list_builder_new(&r.result, e) == 0)
-        rc = read_parts(&r, d, e);
+        rc = read_delta_parts(&r, d, e);
     tensor_list_builder_free(r.result);
     free(r.tensors);
     free(r.names);

@@ -173,7 +173,7 @@ static int make_tensor(struct pull_source *s, uint32_t index, char *dst,
 /* ---- the source ---- */
 
 /* An update is staged now: no other version can be committed until it ends. */
-static int pin_base(struct pull_source *s, struct err *e)
+static int pin_pull_base(struct pull_source *s, struct err *e)
 {
     if (s->base != NULL || pull_is_whole(s->p))
         return 0;
@@ -191,7 +191,7 @@ static int pull_fill(struct source *source, const struct tensor_list *list, uint
     struct pull_source *s = (struct pull_source *)source;
     char *at = dst;
 
-    if (pin_base(s, e) != 0)
+    if (pin_pull_base(s, e) != 0)
         return -1;
     for (uint32_t i = first; i < first + n; i++) {
         uint64_t nbytes = list->tensors[i].nbytes;
