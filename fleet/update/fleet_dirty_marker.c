@@ -91,6 +91,15 @@ static bool can_have_marker(const struct fleet_part *p, const void *arg)
     return needs_marker(p, arg) && p->label_read;
 }
 
+/* Another engine's requests, or its pause, may have kept the others waiting for long. */
+static bool may_be_replaced(const struct fleet_part *p, const void *arg)
+{
+    struct fleet_control *const *fc = arg;
+
+    return can_have_marker(p, NULL) &&
+           fleet_is_other_incarnation(*fc, p->upstream, &p->incarnation);
+}
+
 /* Of one that does not name its process, failed requests count only after it got our marker: it may
  * have been asked to wait before that. */
 static void on_marker_set(struct fleet_part *p, struct fleet_result *result, void *fc)
@@ -110,8 +119,15 @@ static void on_marker_set(struct fleet_part *p, struct fleet_result *result, voi
     part_drop_failed(p, result);
 }
 
+/* The old version of another process is what that one reports: it is given back after an abort. */
 int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
+    const struct fanout again = {.is_query = true,
+                                 .query = API_GET_VERSION,
+                                 .select = may_be_replaced,
+                                 .on_result = on_old_label,
+                                 .arg = &fc,
+                                 .before_bytes = true};
     char marker[sizeof FLEET_DIRTY_MARKER + UPDATE_ID_MAX];
     const struct api_args args = {.label = marker};
     const struct fanout f = {.op = API_SET_VERSION,
@@ -121,6 +137,8 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
                              .arg = fc,
                              .before_bytes = true};
 
+    if (fanout_apply(fc, s, &again, e) < 0)
+        return -1;
     (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }

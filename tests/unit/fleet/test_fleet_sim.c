@@ -48,8 +48,8 @@ enum {
     WAITS_STEP = 9,
 #else
     SEEDS = 2000,
-    TURNS_STEP = 13,
-    STAGED_STEP = 61,
+    TURNS_STEP = 17,
+    STAGED_STEP = 127,
     WAITS_STEP = 1,
 #endif
     WAIT_TURNS = 80, /* in which an update that waits for nothing has ended */
@@ -129,7 +129,7 @@ static enum scenario staged_cfg(struct world_cfg *cfg, uint64_t seed)
     cfg->min_ready = sched_draw((unsigned)cfg->n_engines);
     cfg->pause_fenced = sched_chance(30);
     cfg->fail_percent = sched_chance(30) ? 0 : sched_draw(15);
-    cfg->memory_percent = sched_chance(80) ? 0 : 1 + sched_draw(10);
+    cfg->memory_percent = seed % 5 == 4 ? seed % 11 : 0;
     cfg->yield_percent = sched_draw(20);
     cfg->event_percent = sched_chance(20) ? 0 : sched_draw(60);
     return scenario;
@@ -286,10 +286,14 @@ static void test_every_event_at_turns_of_a_handoff(void **state)
 
 static void test_anything_at_any_moment_of_handoffs(void **state)
 {
+    static const uint64_t found[] = {35837, 40344}; /* in longer runs */
+
     (void)state;
     staged = true;
     for (uint64_t seed = 1; seed <= SEEDS / 2; seed++)
         assert_int_equal(run_seed(seed), 0);
+    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
+        assert_int_equal(run_seed(found[i]), 0);
     staged = false;
 }
 

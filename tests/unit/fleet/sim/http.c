@@ -20,6 +20,7 @@ struct http_call {
     char *body;
     struct reply reply;
     unsigned process;     /* that answers */
+    unsigned late;        /* process to which it came, and that has yet to look at it; 0: none */
     uint64_t epoch;       /* of the weights, when it was sent */
     uint64_t incarnation; /* how many processes the fleet had counted then */
     bool known;           /* its process was, when it was sent */
@@ -240,7 +241,8 @@ static void end_asked(void)
 
 static void execute(struct http_call *c)
 {
-    c->ends = c->op == API_FINISH_UPDATE && c->engine->chunks != 0;
+    c->ends = c->op == API_FINISH_UPDATE && c->engine->chunks != 0 &&
+              (c->engine->kind != UPSTREAM_SGLANG || c->engine->open);
     c->engine->n_finishes += c->ends;
     begin_asked(c);
     engine_ask(c->engine, c->path, c->body, &c->reply);
@@ -285,7 +287,12 @@ static void on_arrival(void *arg)
         world_note_down(g);
         return;
     }
+    if (c->late != 0 && c->late != g->process) {
+        end(c, HTTP_BROKEN, true);
+        return;
+    }
     if (f == FAIL_LATE) {
+        c->late = g->process;
         sched_after(LATE_US, on_arrival, c);
         return;
     }

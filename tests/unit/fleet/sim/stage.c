@@ -404,6 +404,7 @@ struct reading {
     struct stage_bytes b;
     struct engine *engine;
     unsigned process;
+    bool was_removed;
 };
 
 static void read_cells(struct engine *g, const struct stage_bytes *b)
@@ -433,7 +434,9 @@ static void on_read(void *arg)
 {
     struct reading *r = arg;
 
-    if (r->engine->up && r->process == r->engine->process) {
+    /* With one that is removed goes what is known of its window. */
+    if (r->engine->up && r->process == r->engine->process &&
+        r->was_removed == r->engine->was_removed) {
         if (world_at_turn(r->engine, API_OPS) != FAIL_NOT) {
             world_trace("engine %zu keeps its window", check_index_of(r->engine));
             sched_after(KEPT_US, on_read, r);
@@ -455,7 +458,7 @@ void stage_read(struct engine *g, const struct stage_bytes *b)
     }
     r = malloc(sizeof *r);
     assert(r != NULL);
-    *r = (struct reading){*b, g, g->process};
+    *r = (struct reading){*b, g, g->process, g->was_removed};
     sched_after(1000u * (world.cfg.seed == 0 ? READ_MS : 1 + sched_draw(20)), on_read, r);
 }
 
