@@ -242,7 +242,7 @@ int __wrap_handoff_request_send(struct handoff_request *r, struct err *e)
     if (broken == BROKEN_WINDOW && list->tensors[0].name[0] == '2')
         return 0;
     rc = __real_handoff_request_send(r, e);
-    if (broken == BROKEN_MAPPED && rc != 0)
+    if (broken == BROKEN_MAPPED)
         memset(r->mapped, 0, sizeof r->mapped);
     return rc;
 }

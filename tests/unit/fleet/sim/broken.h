@@ -43,7 +43,7 @@ enum broken {
     BROKEN_PIN = BROKENS_STAGE, /* a version is not kept while it is read */
     BROKEN_COPY,                /* a window is sent before it is copied */
     BROKEN_READERS,             /* ... and written while an SGLang reads it */
-    BROKEN_MAPPED,              /* an SGLang whose answer was lost counts as one without a window */
+    BROKEN_MAPPED,              /* an SGLang counts as one that did not map its window */
     BROKEN_ENDED,               /* ... and so does one that keeps it */
     BROKEN_WINDOW,              /* the last window is not sent */
     BROKEN_REPAIR,              /* an engine without the version is not repaired */
