@@ -28,18 +28,22 @@ void have_told(struct engine_have *have, uint64_t change, bool asleep)
 
 /* An earlier server may have ended in the middle of an update of a process that this one has not
  * asked yet: it may have stale entries. */
+static enum gate_fact gate_after_reset(const struct engine_have *have, bool certain)
+{
+    if (!certain && have->gate == GATE_NOT_RESUMED)
+        return GATE_NOT_RESUMED; /* it may be paused still */
+    if (have->gate_calls.asked || (!certain && have->gate == GATE_PAUSED))
+        return GATE_UNKNOWN;
+    return certain ? GATE_RUNNING : have->gate;
+}
+
 void have_reset(struct engine_have *have, bool certain)
 {
     have->caches.due = have_caches_changed(have, false);
     have->caches.overwritten = 0;
     if (have->own == OWN_OPEN)
         have->own = OWN_UNKNOWN;
-    if (have->gate_calls.asked)
-        have->gate = GATE_UNKNOWN;
-    else if (certain)
-        have->gate = GATE_RUNNING;
-    else if (have->gate == GATE_PAUSED)
-        have->gate = GATE_UNKNOWN;
+    have->gate = gate_after_reset(have, certain);
     if (certain) {
         have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
                                                                        : SLEEP_AWAKE;

@@ -149,6 +149,10 @@ static void test_one_that_may_be_another_keeps_what_is_so_in_both(void **state)
     have_seen(&have, have.change);
     have_reset(&have, false);
     assert_int_equal(have.gate, GATE_UNKNOWN);
+    ask(API_RESUME, HAVE_BROKE);
+    assert_int_equal(have.gate, GATE_NOT_RESUMED);
+    have_reset(&have, false); /* the resume was sent since a report: it may be paused still */
+    assert_int_equal(have.gate, GATE_NOT_RESUMED);
 }
 
 /* A baton's own update: after which calls, in order (s(tart), f(inish), a(bort); capitals: refused,
