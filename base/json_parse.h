@@ -1,6 +1,6 @@
 /* Parsing JSON text into jansson's values, with a lack of memory kept apart from a mistake in the
- * text: jansson itself reports it as a syntax error, or not at all. And const values for jansson.
- */
+ * text: jansson itself reports it as a syntax error, or not at all. Also const values for jansson,
+ * and objects and arrays that become NULL when memory ends. */
 #ifndef BATON_BASE_JSON_PARSE_H
 #define BATON_BASE_JSON_PARSE_H
 
@@ -37,5 +37,30 @@ json_t *json_parse(const char *text, size_t len, size_t flags, json_error_t *why
  * only a reader that needs it as an integer refuses it. */
 json_t *json_parse_file(const char *text, size_t len, size_t flags, json_error_t *why,
                         bool *starved);
+
+/* json_object_with - put `value` (stolen; NULL: no memory) into `object` (stolen; NULL likewise).
+ * Returns the object, or NULL without memory. Threads: any. */
+static inline json_t *json_object_with(json_t *object, const char *name, json_t *value)
+{
+    if (object != NULL && json_object_set_new(object, name, value) == 0)
+        return object;
+    if (object == NULL)
+        json_decref(value);
+    json_decref(object);
+    return NULL;
+}
+
+/* json_list_append - append `item` (stolen; NULL: there was no memory to make it) to `list`
+ * (stolen; NULL: an append before this one failed), so that a loop checks once, at its end. Returns
+ * the list, or NULL without memory. Threads: any. */
+static inline json_t *json_list_append(json_t *list, json_t *item)
+{
+    if (list != NULL && json_array_append_new(list, item) == 0)
+        return list;
+    if (list == NULL)
+        json_decref(item);
+    json_decref(list);
+    return NULL;
+}
 
 #endif

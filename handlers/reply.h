@@ -4,15 +4,16 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json_parse.h"
 #include "handlers/route.h"
 #include "http/http_request.h"
 
 #include <jansson.h>
 
-/* How JSON is written: compact; 9 digits represent every float32 exactly. */
 /* The value of WWW-Authenticate. */
 #define REPLY_CHALLENGE "Bearer realm=\"baton\""
 
+/* How JSON is written: compact; 9 digits represent every float32 exactly. */
 #define REPLY_JSON_FLAGS (JSON_COMPACT | JSON_REAL_PRECISION(9))
 
 /* reply_json - answer with `body`, translated for x's route. Consumes the caller's reference to
@@ -53,30 +54,5 @@ json_t *error_json(const void *cause);
 /* reply_error_json - only the error body (new), for a stream's last event; NULL without memory.
  * Bytes of a message that are not UTF-8 (a client's, or a cut character) become '?'. */
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details);
-
-/* json_object_with - put `value` (stolen; NULL: no memory) into `object` (stolen; NULL likewise).
- * Returns the object, or NULL without memory. Threads: any. */
-static inline json_t *json_object_with(json_t *object, const char *name, json_t *value)
-{
-    if (object != NULL && json_object_set_new(object, name, value) == 0)
-        return object;
-    if (object == NULL)
-        json_decref(value);
-    json_decref(object);
-    return NULL;
-}
-
-/* json_list_append - append `item` (stolen; NULL: there was no memory to make it) to `list`
- * (stolen; NULL: an append before this one failed), so that a loop checks once, at its end. Returns
- * the list, or NULL without memory. Threads: any. */
-static inline json_t *json_list_append(json_t *list, json_t *item)
-{
-    if (list != NULL && json_array_append_new(list, item) == 0)
-        return list;
-    if (list == NULL)
-        json_decref(item);
-    json_decref(list);
-    return NULL;
-}
 
 #endif

@@ -101,10 +101,10 @@ static json_t *ranks_json(const struct app_weights *weights)
     for (uint32_t r = 0; r < weights->n_devices; r++) {
         const struct cuda_device *d = device_about(weights->devices[r]);
 
-        (void)json_array_append_new(
-            ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r, "place",
-                             device_name(weights->devices[r]), "uuid", d->uuid, "name", d->name,
-                             "checksums_on_gpu", (int)device_has_kernels(weights->devices[r])));
+        ranks = json_list_append(ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r,
+                                                  "place", device_name(weights->devices[r]), "uuid",
+                                                  d->uuid, "name", d->name, "checksums_on_gpu",
+                                                  (int)device_has_kernels(weights->devices[r])));
     }
     return ranks;
 }

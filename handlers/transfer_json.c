@@ -17,9 +17,9 @@ static json_t *transfer_ranks_json(const struct weight_transfer_cfg *cfg, uint32
     for (uint32_t i = 0; i < cfg->n_devices; i++) {
         const struct device *d = cfg->devices[i];
 
-        (void)json_array_append_new(
-            ranks, json_pack("{s:I, s:s, s:s}", "rank", (json_int_t)(rank_offset + i), "place",
-                             device_name(d), "uuid", device_about(d)->uuid));
+        ranks = json_list_append(ranks,
+                                 json_pack("{s:I, s:s, s:s}", "rank", (json_int_t)(rank_offset + i),
+                                           "place", device_name(d), "uuid", device_about(d)->uuid));
     }
     return ranks;
 }

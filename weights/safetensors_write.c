@@ -2,6 +2,7 @@
 #include "weights/safetensors_write.h"
 
 #include "base/buf.h"
+#include "base/json_parse.h"
 #include "weights/safetensors.h"
 
 #include <endian.h>
@@ -14,7 +15,7 @@ static json_t *safetensors_tensor_json(const struct tensor_spec *t)
     json_t *shape = json_array();
 
     for (uint32_t d = 0; d < t->ndim; d++)
-        (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+        shape = json_list_append(shape, json_integer((json_int_t)t->shape[d]));
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(t->dtype), "shape", shape,
                      "data_offsets", (json_int_t)t->offset, (json_int_t)(t->offset + t->nbytes));
 }

@@ -84,7 +84,7 @@ static json_t *with_columns(json_t *body, const struct tensor_list *list, bool s
         json_t *shape = json_array();
 
         for (uint32_t k = 0; k < t->ndim; k++)
-            (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
+            shape = json_list_append(shape, json_integer((json_int_t)t->shape[k]));
         (void)json_array_append_new(names, json_string(t->name));
         (void)json_array_append_new(dtypes, json_string(dtype_torch_name(t->dtype)));
         (void)json_array_append_new(shapes, shape);

@@ -43,9 +43,9 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
 
     (void)e;
     for (size_t i = 0; list != NULL && i < n; i++)
-        (void)json_array_append_new(list, json_pack("{s:s, s:s?, s:I}", "lora_name", all[i].name,
-                                                    "path", all[i].path, "revision",
-                                                    (json_int_t)all[i].revision));
+        list = json_list_append(list,
+                                json_pack("{s:s, s:s?, s:I}", "lora_name", all[i].name, "path",
+                                          all[i].path, "revision", (json_int_t)all[i].revision));
     fleet_adapter_list_free(all, n);
     reply_json(x, 200, list != NULL ? json_pack("{s:o}", "adapters", list) : NULL);
     return 0;

@@ -38,12 +38,14 @@ static json_t *proof_answer_json(const struct app *app, const struct upstream_li
     size_t n_proven = 0, n_checksums = 0;
 
     for (size_t i = 0; i < all->n; i++) {
-        json_t *row = asked[i] != 0 ? fleet_upstream_json(app, all->items[i]) : NULL;
+        json_t *row;
 
+        if (asked[i] == 0)
+            continue;
+        row = fleet_upstream_json(app, all->items[i]);
         n_proven += is_proven(row);
         n_checksums += has_equal_checksums(row);
-        if (row != NULL)
-            (void)json_array_append_new(list, row);
+        list = json_list_append(list, row);
     }
     return json_pack("{s:I, s:I, s:I, s:o}", "n", (json_int_t)json_array_size(list), "n_proven",
                      (json_int_t)n_proven, "n_checksums", (json_int_t)n_checksums, "list", list);

@@ -77,7 +77,7 @@ static json_t *missing_adapters_json(struct fleet *f, struct upstream *upstream)
     json_t *list = json_array();
 
     for (size_t i = 0; i < n; i++)
-        (void)json_array_append_new(list, json_string(lacks[i].name));
+        list = json_list_append(list, json_string(lacks[i].name));
     fleet_adapter_list_free(lacks, n);
     return list;
 }

@@ -57,9 +57,9 @@ static json_t *fleet_ranks_json(struct app *app, struct fleet_group *g)
 
         for (uint64_t r = 0;
              m != NULL && r < m->n_ranks && fleet_group_has(app->fleet->control, g, it); r++)
-            (void)json_array_append_new(ranks,
-                                        json_pack("{s:I, s:s}", "rank", (json_int_t)(m->offset + r),
-                                                  "upstream", upstream_name(it)));
+            ranks = json_list_append(ranks,
+                                     json_pack("{s:I, s:s}", "rank", (json_int_t)(m->offset + r),
+                                               "upstream", upstream_name(it)));
     }
     return ranks;
 }
