@@ -59,8 +59,6 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
     struct delta_link link = {0};
     struct delta_source_cfg cfg = {.store = weights->store,
                                    .base_serial = r->base.serial,
-                                   .links = &link,
-                                   .n_links = 1,
                                    .devices = weights->devices,
                                    .n_devices = weights->n_devices};
 
@@ -81,7 +79,7 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
     free(c->origins); /* they are places of parts */
     c->origins = NULL;
     c->n_origins = 0;
-    if (delta_source_new(&c->source, &c->tensor_list, &cfg, e) != 0)
+    if (delta_source_new(&c->source, &c->tensor_list, &link, &cfg, e) != 0)
         return -1;
     c->sent = delta_source_sent(c->source, &c->sent_at);
     return 0;

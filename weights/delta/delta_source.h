@@ -3,8 +3,8 @@
  * kind: staging, checksums, proof, commit.
  *
  * The parts are read first, into scratch memory, and stay there until the source is closed. Then
- * each tensor is made a block at a time: the block of the base is read, and the changes of every
- * link are merged into it, one after the other. */
+ * each tensor is made a block at a time: the block of the base is read, and its changes are merged
+ * into it. */
 #ifndef BATON_WEIGHTS_DELTA_DELTA_SOURCE_H
 #define BATON_WEIGHTS_DELTA_DELTA_SOURCE_H
 
@@ -17,7 +17,7 @@
 
 #include <stdint.h>
 
-/* One delta of a chain. */
+/* A delta, and where its parts are. */
 struct delta_link {
     struct source *source;  /* owned; of the parts, of any kind */
     struct chunk_rank sent; /* owned; their list, and checksums of them, or NULL */
@@ -25,41 +25,27 @@ struct delta_link {
 };
 void delta_link_fini(struct delta_link *l); /* accepts a zeroed one */
 
-/* Looks at the tensors that each link makes, while they are in a cache. On the thread that uses the
- * source, no lock held; must not block. */
-struct delta_check {
-    /* The next bytes of tensor `i` of the result of link `link`: from its first to its last. */
-    void (*bytes)(void *arg, uint32_t link, uint32_t i, const void *data, uint64_t nbytes);
-    /* All of them came. Returns -1 if they are wrong: the fill then fails with that. */
-    int (*made)(void *arg, uint32_t link, uint32_t i, struct err *e);
-    void *arg; /* borrowed; outlives the source */
-};
-
 struct delta_source_cfg {
     struct store *store; /* borrowed; outlives the source */
     uint64_t base_serial;
-    struct delta_link *links; /* [n_links], in the order in which they are applied: the first one to
-                                 the base. Contents moved in, also on failure; the array is not */
-    uint32_t n_links;
-    const struct delta_check *check; /* copied; NULL: none */
-    struct device *const *devices;   /* [n_devices] the ranks of the links' sources, borrowed; for
-                                        sources of the second and third kind */
+    struct device *const *devices; /* [n_devices] the ranks of the parts' source, borrowed; for
+                                      sources of the second and third kind */
     uint32_t n_devices;
 };
 
-/* delta_source_new - @result  the tensors that the source makes: one reference, the caller's. Those
- * of all links, in the order in which they first appear.
+/* delta_source_new - @link  moved in, also on failure
+ * @result  the tensors that the source makes: one reference, the caller's
  *
  * Its fill counts and reports the bytes that it makes; nbytes_done of the parts is not reported.
- * Errors of the first fill: those of the links' sources; ERR_PRECONDITION at /base_version (another
+ * Errors of the first fill: those of the parts' source; ERR_PRECONDITION at /base_version (another
  * version is served than base_serial); ERR_CHECKSUM at /checksums/<i> (of a part); ERR_NO_STAGING
- * (no memory for the parts). Of each: those of delta_merge_*; ERR_CUDA; the check's.
- * Errors here: ERR_NO_MEMORY; ERR_BAD_REQUEST or ERR_TOO_LARGE of the joined list. */
-int delta_source_new(struct source **out, struct tensor_list **result,
+ * (no memory for the parts). Of each: those of delta_merge_*; ERR_CUDA.
+ * Errors here: ERR_NO_MEMORY. */
+int delta_source_new(struct source **out, struct tensor_list **result, struct delta_link *link,
                      const struct delta_source_cfg *cfg, struct err *e);
 
-/* delta_source_sent - what the first link was sent, and the place there of a part of each tensor
- * that it makes: for struct update_chunk. Borrowed. @at  NULL: with several links */
+/* delta_source_sent - what was sent, and the place there of a part of each tensor that it makes:
+ * for struct update_chunk. Borrowed. */
 const struct chunk_rank *delta_source_sent(const struct source *s, const uint32_t **at);
 
 #endif

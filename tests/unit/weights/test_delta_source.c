@@ -1,5 +1,5 @@
-/* Updates by deltas: a chain makes what the steps were, links are looked at, what is wrong leaves
- * the served version, and a version that was committed since is no base. */
+/* Updates by deltas: they make what the steps were, what is wrong leaves the served version, and a
+ * version that was committed since is no base. */
 #include "tests/unit/update_fixture.h"
 #include "tests/unit/weights/delta_fixture.h"
 
@@ -81,52 +81,14 @@ static struct delta_link link_of(unsigned mask, unsigned from, unsigned to)
     return link;
 }
 
-/* ---- what each link makes ---- */
-
-struct seen {
-    struct err say;     /* what `made` fails with, unless clean */
-    uint64_t nbytes[2]; /* of each link */
-    uint32_t n_made[2];
-    unsigned char at[FX_NBYTES_MAX];
-    uint64_t n;
-    unsigned to[2]; /* the step that each link leads to */
-    bool same;
-    const struct tensor_list *results[2];
-};
-
-static void seen_bytes(void *arg, uint32_t link, uint32_t i, const void *data, uint64_t nbytes)
+static struct update_chunk *delta_chunk(struct bench *b, struct delta_link *link, uint64_t serial)
 {
-    struct seen *seen = arg;
-    unsigned char want[FX_NBYTES_MAX];
-
-    (void)fx_bytes(seen->results[link]->tensors[i].name, seen->to[link], want);
-    seen->same = seen->same && memcmp(want, data, nbytes) == 0;
-    seen->nbytes[link] += nbytes;
-}
-
-static int seen_made(void *arg, uint32_t link, uint32_t i, struct err *e)
-{
-    struct seen *seen = arg;
-
-    seen->n_made[link]++;
-    return seen->say.code == ERR_NONE ? 0
-                                      : err_set(e, seen->say.code, "", "tensor '%s' is wrong",
-                                                seen->results[link]->tensors[i].name);
-}
-
-static struct update_chunk *delta_chunk(struct bench *b, struct delta_link *links, uint32_t n_links,
-                                        uint64_t serial, const struct delta_check *check)
-{
-    struct delta_source_cfg cfg = {.store = b->store,
-                                   .base_serial = serial,
-                                   .links = links,
-                                   .n_links = n_links,
-                                   .check = check};
+    struct delta_source_cfg cfg = {.store = b->store, .base_serial = serial};
     struct update_chunk *c = calloc(1, sizeof *c);
     struct err e = {0};
 
     assert_non_null(c);
-    assert_int_equal(delta_source_new(&c->source, &c->tensor_list, &cfg, &e), 0);
+    assert_int_equal(delta_source_new(&c->source, &c->tensor_list, link, &cfg, &e), 0);
     c->sent = delta_source_sent(c->source, &c->sent_at);
     c->partial = true;
     c->base = (struct update_base){.serial = serial, .label = "base", .delta = true};
@@ -141,70 +103,31 @@ static enum err_code send_delta(struct bench *b, struct update_chunk *c)
     return fx_await(&b->answer);
 }
 
-static void test_delta_source_makes_the_last_step_of_a_chain(void **state)
-{
-    struct bench b;
-    struct delta_link links[2];
-    struct seen seen = {.same = true, .to = {1, 2}};
-    struct delta_check check = {seen_bytes, seen_made, &seen};
-
-    (void)state;
-    bench_open(&b);
-    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
-    links[0] = link_of(FX_ALL, 0, 1);
-    links[1] = link_of(FX_ALL, 1, 2);
-    seen.results[0] = links[0].delta->result;
-    seen.results[1] = links[1].delta->result;
-    assert_int_equal(send_delta(&b, delta_chunk(&b, links, 2, 1, &check)), ERR_NONE);
-    fx_assert_step(b.store, 2);
-    assert_true(seen.same);
-    assert_int_equal(seen.n_made[0], FX_N);
-    assert_int_equal(seen.n_made[1], FX_N);
-    assert_int_equal(seen.nbytes[0], store_model_spec(b.store)->tensor_list->nbytes);
-    assert_true(b.answer.info.base.delta && b.answer.info.partial);
-    assert_int_equal(b.answer.info.nbytes_done, store_model_spec(b.store)->tensor_list->nbytes);
-    bench_close(&b);
-}
-
-/* Each link changes other tensors; the rest keeps its bytes. */
-static void test_delta_source_joins_links_of_other_tensors(void **state)
+/* Two, one after the other; then some tensors, and the rest keeps its bytes. */
+static void test_delta_source_makes_what_the_steps_were(void **state)
 {
     const struct version *v;
-    struct delta_link links[2];
+    struct delta_link link;
     struct bench b;
     struct err e = {0};
 
     (void)state;
     bench_open(&b);
     assert_int_equal(push(&b, 0, "base"), ERR_NONE);
-    links[0] = link_of(1U << 0 | 1U << 5, 0, 1);
-    links[1] = link_of(1U << 4, 0, 1);
-    assert_int_equal(send_delta(&b, delta_chunk(&b, links, 2, 1, NULL)), ERR_NONE);
+    for (unsigned step = 0; step < 2; step++) {
+        link = link_of(FX_ALL, step, step + 1);
+        assert_int_equal(send_delta(&b, delta_chunk(&b, &link, step + 1)), ERR_NONE);
+        fx_assert_step(b.store, step + 1);
+        assert_true(b.answer.info.base.delta && b.answer.info.partial);
+        assert_string_equal(b.answer.info.source, "parts");
+        assert_int_equal(b.answer.info.nbytes_done, store_model_spec(b.store)->tensor_list->nbytes);
+    }
+    link = link_of(1U << 0 | 1U << 5, 2, 3);
+    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 3)), ERR_NONE);
     assert_int_equal(store_pin(b.store, &v, &e), 0);
     for (uint32_t i = 0; i < FX_N; i++)
-        assert_true(fx_is_step(v, i, i == 0 || i == 4 || i == 5));
+        assert_true(fx_is_step(v, i, i == 0 || i == 5 ? 3 : 2));
     store_unpin(b.store, v);
-    bench_close(&b);
-}
-
-static void test_delta_source_fails_with_what_the_check_says(void **state)
-{
-    struct bench b;
-    struct delta_link link;
-    struct seen seen = {.say = {.code = ERR_CHECKSUM}, .to = {1}};
-    struct delta_check check = {seen_bytes, seen_made, &seen};
-
-    (void)state;
-    bench_open(&b);
-    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
-    link = link_of(FX_ALL, 0, 1);
-    seen.results[0] = link.delta->result;
-    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1, 1, &check)), ERR_CHECKSUM);
-    assert_non_null(strstr(b.answer.e.msg, "'embed.weight' is wrong"));
-    fx_assert_step(b.store, 0);
-    link = link_of(FX_ALL, 0, 1);
-    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1, 1, NULL)), ERR_NONE);
-    fx_assert_step(b.store, 1);
     bench_close(&b);
 }
 
@@ -222,7 +145,7 @@ static void test_delta_source_refuses_a_part_with_another_checksum(void **state)
     assert_non_null(link.sent.checksums);
     assert_non_null(link.sent.has_checksum);
     link.sent.has_checksum[3] = true;
-    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1, 1, NULL)), ERR_CHECKSUM);
+    assert_int_equal(send_delta(&b, delta_chunk(&b, &link, 1)), ERR_CHECKSUM);
     assert_string_equal(b.answer.e.field, "/checksums/3");
     fx_assert_step(b.store, 0);
     bench_close(&b);
@@ -253,12 +176,12 @@ static void test_delta_is_refused_once_another_version_is_served(void **state)
 
     link = link_of(FX_ALL, 0, 2);
     ((struct parts_source *)link.source)->door = &door;
-    c = delta_chunk(&b, &link, 1, 1, NULL);
+    c = delta_chunk(&b, &link, 1);
     c->done_arg = &other;
     submit(&b, c);
     fx_pause_controller_await(&door);
     link = link_of(1U << 0, 0, 1);
-    c = delta_chunk(&b, &link, 1, 1, NULL);
+    c = delta_chunk(&b, &link, 1);
     submit(&b, c); /* the base is served still */
     fx_pause_controller_open(&door);
     assert_int_equal(fx_await(&other), ERR_NONE);
@@ -267,7 +190,7 @@ static void test_delta_is_refused_once_another_version_is_served(void **state)
     fx_assert_step(b.store, 2);
 
     link = link_of(1U << 0, 0, 1);
-    c = delta_chunk(&b, &link, 1, 1, NULL);
+    c = delta_chunk(&b, &link, 1);
     assert_int_equal(refused(&b, c).code, ERR_PRECONDITION);
     assert_int_equal(update_base_find(b.store, "base", &found, &e), -1);
     assert_non_null(strstr(e.msg, "'base'"));
@@ -280,9 +203,7 @@ static void test_delta_is_refused_once_another_version_is_served(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_delta_source_makes_the_last_step_of_a_chain),
-        cmocka_unit_test(test_delta_source_joins_links_of_other_tensors),
-        cmocka_unit_test(test_delta_source_fails_with_what_the_check_says),
+        cmocka_unit_test(test_delta_source_makes_what_the_steps_were),
         cmocka_unit_test(test_delta_source_refuses_a_part_with_another_checksum),
         cmocka_unit_test(test_delta_is_refused_once_another_version_is_served),
     };
