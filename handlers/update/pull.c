@@ -31,7 +31,6 @@ struct pull_job {
     struct pull_state state;
     uint64_t target;
     uint32_t n_versions, n_tensors;
-    bool base_unchecked;
     uint64_t begun_us;
 };
 
@@ -52,10 +51,10 @@ static void answer_pulled(struct pull_job *j)
     double total_s = (double)(clock_now_us() - j->begun_us) / 1e6;
     json_t *served = s->version == PULL_NO_VERSION ? json_null()
                                                    : json_integer((json_int_t)s->version);
-    json_t *reply = json_pack("{s:I, s:o, s:I, s:I, s:s, s:f}", "version", (json_int_t)j->target,
-                              "served", served, "n_versions", (json_int_t)j->n_versions,
-                              "n_tensors", (json_int_t)j->n_tensors, "base",
-                              j->base_unchecked ? "unchecked" : "checked", "total_s", total_s);
+    json_t *reply = json_pack(
+        "{s:I, s:o, s:I, s:I, s:s, s:f}", "version", (json_int_t)j->target, "served", served,
+        "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors, "base",
+        s->base_unchecked && !s->pulled_whole ? "unchecked" : "checked", "total_s", total_s);
     struct http_request *x = j->x;
 
     job_end(j); /* first: the next request may come with the answer */
@@ -87,8 +86,8 @@ static int check_base(struct pull_job *j, struct err *e)
     if (store_pin(store, &v, e) != 0)
         return -1;
     j->state.serial = v->serial;
-    j->base_unchecked = s->base_weights == NULL;
-    if (j->base_unchecked) {
+    j->state.base_unchecked = s->base_weights == NULL;
+    if (j->state.base_unchecked) {
         store_unpin(store, v);
         return 0;
     }
@@ -268,6 +267,7 @@ static int pull_version(struct pull_job *j, struct err *e)
         return -1;
     j->n_versions = pull_n_versions(p);
     j->n_tensors = pull_tensors(p) != NULL ? pull_tensors(p)->n_tensors : 0;
+    j->state.pulled_whole = pull_is_whole(p);
     if (j->target != j->state.version && pull_tensors(p) != NULL)
         return submit_pull(j, p, e);
     rc = j->target == j->state.version ? prove_served(j, p, e) : 0;
@@ -291,6 +291,7 @@ static void drop_pulled(struct pull_job *j)
                             "another version was pulled before its commit", &info, &ignored);
     j->state.update_id[0] = '\0';
     j->state.pulled = PULL_NO_VERSION;
+    j->state.pulled_whole = false;
 }
 
 /* An update by other means ends the chain. */
@@ -410,8 +411,10 @@ static void pull_committed(void *arg, const struct update_info *info, const stru
         j->state.version = j->target;
         j->state.serial = info->serial;
         j->state.ended = PULL_NO_VERSION;
+        j->state.base_unchecked = j->state.base_unchecked && !j->state.pulled_whole;
     }
     j->state.pulled = PULL_NO_VERSION;
+    j->state.pulled_whole = false;
     j->state.update_id[0] = '\0';
     job_end(j);
     if (update_requester_new(&asker, app, x, NULL, &none) == 0)

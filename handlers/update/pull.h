@@ -13,7 +13,8 @@ struct http_request;
 
 /* handle_pull - members source (a directory beneath --allow-path), version, name. Version 0 begins
  * a run: what is served must be the model that the server started with.
- * Answers {version, served, n_versions, n_tensors, base}; "base": "unchecked" without such a model.
+ * Answers {version, served, n_versions, n_tensors, base}; "base": "unchecked" without such a model,
+ * and for the whole run that began so.
  * Threads: an executor that may block on a disk. The answer comes when the version is proven, or
  * with the reason why not; nothing of a refused one is kept.
  * Errors: those of pull_open, of an update's start, of its bytes and of its proof; ERR_CONFLICT (a

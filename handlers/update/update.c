@@ -232,6 +232,9 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
         return -1;
     if (w.path != NULL && pull_is_named(app, w.path)) {
+        if (w.delta || w.base_version != NULL)
+            return err_set(e, ERR_BAD_REQUEST, w.delta ? "/delta" : "/base_version",
+                           "path names what was pulled: it is proven, and its base is known");
         if (w.abort_requests)
             (void)generations_abort(app->generate->generations, NULL, 0);
         return pull_commit(app, x, w.label, e);

@@ -19,10 +19,12 @@ struct pull_state {
     char name[PULL_PATH_MAX];   /* by which a request commits what is pulled; "": nothing was */
     uint64_t version;           /* served; PULL_NO_VERSION: not known */
     uint64_t serial;            /* of the store, under which it is served */
-    uint64_t ended;             /* with no such version: the one that was served before an update by
-                                   other means; PULL_NO_VERSION: there was none */
+    bool base_unchecked; /* version 0 was taken for the trainer's base without a comparison */
+    uint64_t ended;      /* with no such version: the one that was served before an update by
+                            other means; PULL_NO_VERSION: there was none */
 
     uint64_t pulled;                   /* waits for its commit; PULL_NO_VERSION: none does */
+    bool pulled_whole;                 /* it has all tensors: it needs no base */
     char update_id[UPDATE_ID_MAX + 1]; /* its update; "": nothing changes but the name */
     bool session; /* a client that starts and finishes updates has started one for it */
 };

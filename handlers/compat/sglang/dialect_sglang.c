@@ -184,14 +184,20 @@ int sglang_pull_response(json_t **reply, const struct http_request *x)
     long long n = json_integer_value(json_object_get(*reply, "n_tensors"));
     long long version = json_integer_value(json_object_get(*reply, "version"));
     const json_t *served = json_object_get(*reply, "served");
+    const char *base = json_string_value(json_object_get(*reply, "base"));
+    bool unchecked = base != NULL && strcmp(base, "unchecked") == 0;
+    const char *but = unchecked ? " The base is unchecked: the server started without weights, so "
+                                  "what it served was taken for version 0."
+                                : "";
 
     (void)x;
     if (json_integer_value(served) == version && json_is_integer(served))
-        return sglang_put_message(reply, json_sprintf("Success. Version %lld is served.", version));
+        return sglang_put_message(reply,
+                                  json_sprintf("Success. Version %lld is served.%s", version, but));
     return sglang_put_message(reply,
                               json_sprintf("Success. Version %lld is proven, %lld tensors change; "
-                                           "/update_weights_from_disk serves it.",
-                                           version, n));
+                                           "/update_weights_from_disk serves it.%s",
+                                           version, n, but));
 }
 
 int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)

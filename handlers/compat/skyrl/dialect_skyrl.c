@@ -350,6 +350,7 @@ int skyrl_fetch_response(json_t **reply, const struct http_request *x)
     uint32_t n_ranks = app_n_devices(app) > 0 ? app_n_devices(app) : 1;
     double total_s = json_real_value(json_object_get(*reply, "total_s"));
     json_t *results = json_array(), *version = json_object_get(*reply, "version");
+    json_t *base = json_object_get(*reply, "base");
 
     for (uint32_t r = 0; r < n_ranks; r++)
         if (json_array_append_new(results, json_pack("{s:s, s:O, s:{s:f, s:f, s:f, s:f}}", "status",
@@ -359,7 +360,8 @@ int skyrl_fetch_response(json_t **reply, const struct http_request *x)
             json_decref(results);
             return -1;
         }
-    return dialect_replace(reply, json_pack("{s:s, s:o}", "status", "ok", "result", results));
+    return dialect_replace(
+        reply, json_pack("{s:s, s:O, s:o}", "status", "ok", "base", base, "result", results));
 }
 
 int skyrl_reload_request(json_t **body, const struct http_request *x, struct err *e)

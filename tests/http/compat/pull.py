@@ -327,6 +327,34 @@ def skyrl():
         refused("delta", t.post, "/update_weights", {"update_info": {"target_version": 1, "uri": "x"}})
 
 
+def unchecked():
+    """Started without weights, it cannot compare what it serves with a base model: every reply of the run says so."""
+    options = ("--engine", "none", "--manifest", os.path.join(STEPS, "step-00000.safetensors"), "--weights", "none", "--allow-path", FOLDER)
+    with Server(BATON, os.path.join(FOLDER, "log"), *options) as server:
+        server.post = lambda path, body: server.ask("POST", path, body)[:2]
+        whole(server)
+        t = Trainer(server, "slime/xor-adler32")
+        shutil.rmtree(SOURCE, ignore_errors=True)
+        os.makedirs(os.path.join(SOURCE, "weight_v000002"))
+        has(t.pull(0)["message"], "base is unchecked", "version 0")
+        t.publish(1)
+        has(t.pull(1)["message"], "base is unchecked", "version 1")
+        t.post("/update_weights_from_disk", {"model_path": LOCAL, "weight_version": "1"})
+        found = server.post("/v1/weights/check", {"action": "checksum"})[1]["checksums"]
+        same({n: found[n] for n in EXPECTED[1]}, EXPECTED[1], "version 1")
+        shutil.copy(os.path.join(STEPS, "step-00000.safetensors"), os.path.join(SOURCE, "weight_v000002", "model.safetensors"))
+        same("unchecked" in t.pull(2)["message"], False, "a whole version needs no base")
+        for name in "delta", "base_version":
+            status, said = server.post("/v1/update_weights", {"path": LOCAL, "base_version": "1", "delta": name == "delta"})
+            same((status, said["error"]["param"]), (400, f"/{name}"), f"{name}: {said}")
+        t.post("/update_weights_from_disk", {"model_path": LOCAL, "weight_version": "2"})
+        same("unchecked" in t.pull(2)["message"], False, "the run goes on from it")
+        skyrl = SkyRL(server, "skyrl/many-files")
+        skyrl.begin()
+        skyrl.publish(1)
+        same(skyrl.post("/fetch_weights", skyrl.info(1))["base"], "unchecked", "SkyRL's")
+
+
 with World() as s:
     BASE = s.sums()["checksums"]
 catches_up()
@@ -335,4 +363,5 @@ on_a_gpu()
 faults()
 whole_versions()
 skyrl()
+unchecked()
 print(f"ok: {n_checks} checks")
