@@ -33,7 +33,7 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     if (u->fleet == NULL)           /* one that is added again has it already, and readers */
         u->fleet = f;
     fleet_reset_locked(u, false);
-    if (joined_before && fleet_hides_sleep(u))
+    if (joined_before && fleet_hides_sleep(u) && u->have.gate != GATE_NOT_RESUMED)
         u->have.gate = GATE_UNKNOWN; /* another server may have had it meanwhile */
     u->have.weights.serial = 0;
     if (u->have.weights.fault == FAULT_WRONG)

@@ -482,6 +482,38 @@ static void test_another_process_may_be_declared_right(void **state)
 
 /* ---- its sleep ---- */
 
+/* Whatever its kind shows of a pause. */
+static void test_one_whose_resume_failed_is_kept_out_when_added_again(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG, UPSTREAM_BATON};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        const struct upstream_config config = {.url = usual_names[0], .kind = kinds[k]};
+        const struct upstream_config *configs[] = {&config};
+        const struct fleet_cfg cfg = {.configs = configs,
+                                      .n_upstreams = 1,
+                                      .n_permits = {PERMITS, PERMITS},
+                                      .n_queue_max = {QUEUE, QUEUE}};
+        const struct api_args none = {0};
+        struct have_before before;
+        struct upstream_info info;
+        struct err e = {0};
+        struct fleet *f;
+
+        assert_int_equal(fleet_new(&f, &cfg, &e), 0);
+        fleet_doubt(f, engine_at(f, 0), API_PAUSE, &none, &before);
+        fleet_answer(f, engine_at(f, 0), API_PAUSE, &none, &before, HAVE_GOOD, NULL);
+        fleet_doubt(f, engine_at(f, 0), API_RESUME, &none, &before);
+        fleet_answer(f, engine_at(f, 0), API_RESUME, &none, &before, HAVE_BROKE, NULL);
+        fleet_remove(f, engine_at(f, 0));
+        add_again(f, 0);
+        fleet_info(f, engine_at(f, 0), &info);
+        assert_int_equal(info.have.gate, GATE_NOT_RESUMED);
+        fleet_free(f);
+    }
+}
+
 static void test_one_that_joins_after_a_wake_may_sleep(void **state)
 {
     for (int woken = 0; woken < 2; woken++) {
@@ -602,6 +634,7 @@ int main(void)
         cmocka_unit_test(test_each_reason_ends),
         cmocka_unit_test(test_a_fence_outlives_all_else),
         cmocka_unit_test(test_another_process_may_be_declared_right),
+        cmocka_unit_test(test_one_whose_resume_failed_is_kept_out_when_added_again),
         cmocka_unit_test(test_one_that_joins_after_a_wake_may_sleep),
         cmocka_unit_test(test_no_engine_leaves_rotation_while_all_are_put_to_sleep_or_woken),
         cmocka_unit_test(test_what_of_one_is_woken),
