@@ -22,12 +22,10 @@ void have_seen(struct engine_have *have, uint64_t change)
 void have_told(struct engine_have *have, uint64_t change, bool asleep)
 {
     have->sleep.told = true;
-    if (have->change == change)
+    if (have->change == change && have->sleep_calls.n == 0) /* else it may execute that yet */
         have->sleep.awake = !asleep;
 }
 
-/* An earlier server may have ended in the middle of an update of a process that this one has not
- * asked yet: it may have stale entries. */
 static enum gate_fact gate_after_reset(const struct engine_have *have, bool certain)
 {
     if (!certain && have->gate == GATE_NOT_RESUMED)
@@ -37,6 +35,8 @@ static enum gate_fact gate_after_reset(const struct engine_have *have, bool cert
     return certain ? GATE_RUNNING : have->gate;
 }
 
+/* An earlier server may have ended in the middle of an update of a process that this one has not
+ * asked yet: it may have stale entries. */
 void have_reset(struct engine_have *have, bool certain)
 {
     have->caches.due = have_caches_changed(have, false);

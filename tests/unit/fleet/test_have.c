@@ -341,7 +341,9 @@ static void test_what_may_lack_a_wake_does_not_sleep(void **state)
     assert_true(have_may_lack_wake(&have)); /* it has told nothing */
     have_told(&have, have.change, false);
     assert_true(have_may_lack_wake(&have));
-    change(API_SLEEP, true, true, HAVE_LOST);
+    have_doubt(&have, API_SLEEP, NULL, &before);
+    have_told(&have, have.change, false); /* it has not executed that yet */
+    have_answer(&have, API_SLEEP, NULL, &before, HAVE_LOST, true);
     assert_false(have_may_lack_wake(&have));
     have_told(&have, have.change - 1, false); /* by a probe that was sent before */
     have_told(&have, have.change, true);
