@@ -75,6 +75,15 @@ static void on_old_label(struct fleet_part *p, struct fleet_result *result, void
     part_drop_failed(p, result);
 }
 
+/* Of another process, whatever the one before had. */
+static void on_other_label(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    (void)arg;
+    read_label(p, result);
+    memcpy(p->old_label, p->label, sizeof p->old_label);
+    part_drop_failed(p, result);
+}
+
 int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     const struct fanout f = {.is_query = true,
@@ -125,7 +134,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
     const struct fanout again = {.is_query = true,
                                  .query = API_GET_VERSION,
                                  .select = may_be_replaced,
-                                 .on_result = on_old_label,
+                                 .on_result = on_other_label,
                                  .arg = &fc,
                                  .before_bytes = true};
     char marker[sizeof FLEET_DIRTY_MARKER + UPDATE_ID_MAX];
