@@ -51,7 +51,8 @@ struct loading {
     uint64_t cap;
     char *weight_version; /* owned, or NULL */
     char *delta_base;     /* owned; of the first file, or NULL */
-    uint32_t n_unmapped;  /* tensors that the index does not name */
+    struct made_sums made;
+    uint32_t n_unmapped; /* tensors that the index does not name */
 };
 
 void file_weights_fini(struct file_weights *w)
@@ -61,6 +62,7 @@ void file_weights_fini(struct file_weights *w)
     free(w->has_checksum);
     free(w->weight_version);
     free(w->delta_base);
+    made_sums_fini(&w->made);
     memset(w, 0, sizeof *w);
 }
 
@@ -208,6 +210,14 @@ static int use_delta_base(struct loading *l, struct safetensors *s, const char *
                    utf8_cut(name, 160), name);
 }
 
+static int use_made_sums(struct loading *l, const struct safetensors *s, struct err *e)
+{
+    for (uint32_t i = 0; i < s->made.names.n; i++)
+        if (made_sums_add(&l->made, s->made.names.items[i], s->made.sums[i], e) != 0)
+            return -1;
+    return 0;
+}
+
 /* Takes over fd. */
 static int file_add_file(struct loading *l, const char *name, int fd,
                          const struct file_index *index, struct err *e)
@@ -229,6 +239,8 @@ static int file_add_file(struct loading *l, const char *name, int fd,
         rc = use_label(l, &s, name, e);
     if (rc == 0)
         rc = use_delta_base(l, &s, name, file, e);
+    if (rc == 0)
+        rc = use_made_sums(l, &s, e);
     safetensors_fini(&s);
     return rc;
 }
@@ -395,6 +407,8 @@ static int set_offsets(struct loading *l, struct tensor_list *all, struct tensor
     l->weight_version = NULL;
     w->delta_base = l->delta_base;
     l->delta_base = NULL;
+    w->made = l->made;
+    l->made = (struct made_sums){0};
     return 0;
 }
 
@@ -442,6 +456,7 @@ static int file_source_of(struct source **out, struct file_weights *w, const cha
     free(l.parts);
     free(l.weight_version);
     free(l.delta_base);
+    made_sums_fini(&l.made);
     if (rc != 0) {
         file_weights_fini(&weights);
         file_close(&l.src->source);

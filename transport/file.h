@@ -5,6 +5,7 @@
 
 #include "base/err.h"
 #include "memory/checksum.h"
+#include "weights/safetensors.h"
 #include "weights/source.h"
 #include "weights/tensor_list.h"
 
@@ -19,6 +20,7 @@ struct file_weights {
     bool *has_checksum;              /* the caller's; [n_tensors] */
     char *weight_version;            /* the caller's; from the metadata, or NULL */
     char *delta_base;                /* the caller's; as of struct safetensors */
+    struct made_sums made;           /* the caller's; of a delta, of all its files */
 };
 void file_weights_fini(struct file_weights *w); /* accepts a zeroed one */
 

@@ -6,9 +6,7 @@
 #include "weights/safetensors.h"
 
 #include "base/json_reader.h"
-#include "base/names.h"
 #include "base/utf8.h"
-#include "memory/checksum.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -21,6 +19,7 @@
 #include <unistd.h>
 
 #define CHECKSUM_KEY "baton.checksum."
+#define MADE_KEY     "checksum." /* of a delta */
 #define VERSION_KEY  "baton.weight_version"
 #define SNAPSHOT_KEY "baton.snapshot"
 
@@ -57,6 +56,9 @@ struct header {
     struct names keys;            /* of the metadata */
     struct given_checksum *given; /* owned */
     uint32_t n_given, given_cap;
+    struct given_checksum *made; /* owned; of a delta, if it is one */
+    uint32_t n_made, made_cap;
+    const char *made_wrong;          /* of keys; of a value that is no checksum. NULL: none is */
     char *weight_version, *snapshot; /* owned, or NULL */
     char *version, *base_version;    /* owned, or NULL: of a delta, if it is one */
     bool is_delta;
@@ -128,6 +130,7 @@ static void header_fini(struct header *h)
     names_fini(&h->keys);
     free(h->entries);
     free(h->given);
+    free(h->made);
     free(h->weight_version);
     free(h->snapshot);
     free(h->version);
@@ -177,6 +180,12 @@ static int items_reserve(void *items, uint32_t n, uint32_t *cap, size_t nbytes, 
     return 0;
 }
 
+static int refuse_checksum(const struct header *h, const char *key, struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, "", "%s: metadata '%.*s' is not a checksum of %d hex digits",
+                   h->label, utf8_cut_name(key), key, (int)CHECKSUM_LEN);
+}
+
 static int safetensors_read_checksum(struct header *h, const char *key, struct err *e)
 {
     void *given = h->given;
@@ -185,13 +194,34 @@ static int safetensors_read_checksum(struct header *h, const char *key, struct e
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
         return header_refuse_syntax(h, e);
     if (!checksum_parse(&sum, h->value))
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "%s: metadata '%.*s' is not a checksum of %d hex digits", h->label,
-                       utf8_cut_name(key), key, (int)CHECKSUM_LEN);
+        return refuse_checksum(h, key, e);
     if (items_reserve(&given, h->n_given, &h->given_cap, sizeof *h->given, e) != 0)
         return -1;
     h->given = given;
     h->given[h->n_given++] = (struct given_checksum){key, sum};
+    return 0;
+}
+
+/* Other files may have keys of this form too, with any value. */
+static int read_made_checksum(struct header *h, const char *key, struct err *e)
+{
+    struct json_reader before = h->r;
+    void *made = h->made;
+    struct checksum sum;
+
+    if (!json_reader_string(&h->r, h->value, sizeof h->value)) {
+        h->r = before;
+        h->made_wrong = key;
+        return json_reader_string(&h->r, NULL, 0) ? 0 : header_refuse_syntax(h, e);
+    }
+    if (!checksum_parse(&sum, h->value)) {
+        h->made_wrong = key;
+        return 0;
+    }
+    if (items_reserve(&made, h->n_made, &h->made_cap, sizeof *h->made, e) != 0)
+        return -1;
+    h->made = made;
+    h->made[h->n_made++] = (struct given_checksum){key, sum};
     return 0;
 }
 
@@ -223,6 +253,8 @@ static int read_metadata_value(struct header *h, const char *key, struct err *e)
 
     if (strncmp(key, CHECKSUM_KEY, sizeof CHECKSUM_KEY - 1) == 0)
         return safetensors_read_checksum(h, key, e);
+    if (strncmp(key, MADE_KEY, sizeof MADE_KEY - 1) == 0)
+        return read_made_checksum(h, key, e);
     if (strcmp(key, "format") == 0 || strcmp(key, "version") == 0 ||
         strcmp(key, "base_version") == 0)
         return read_delta_value(h, key, e);
@@ -473,10 +505,43 @@ static int copy_checksums(const struct header *h, struct safetensors *s, struct 
     return 0;
 }
 
+int made_sums_add(struct made_sums *m, const char *name, struct checksum sum, struct err *e)
+{
+    uint32_t k = names_find(&m->names, name);
+    void *sums = m->sums;
+
+    if (k != NAMES_NONE)
+        return checksum_equal(m->sums[k], sum)
+                   ? 0
+                   : err_set(e, ERR_BAD_REQUEST, "", "there are two checksums of tensor '%.*s'",
+                             utf8_cut_name(name), name);
+    if (m->names.n == 0 && m->sums == NULL)
+        names_init(&m->names);
+    if (items_reserve(&sums, m->names.n, &m->cap, sizeof *m->sums, e) != 0)
+        return -1;
+    m->sums = sums;
+    if (names_add(&m->names, name, e) != 0)
+        return -1;
+    m->sums[m->names.n - 1] = sum;
+    return 0;
+}
+
+void made_sums_fini(struct made_sums *m)
+{
+    names_fini(&m->names);
+    free(m->sums);
+    *m = (struct made_sums){0};
+}
+
 static int settle_delta(struct header *h, struct safetensors *s, struct err *e)
 {
     if (!h->is_delta)
         return 0;
+    if (h->made_wrong != NULL)
+        return refuse_checksum(h, h->made_wrong, e);
+    for (uint32_t i = 0; i < h->n_made; i++)
+        if (made_sums_add(&s->made, h->made[i].key + sizeof MADE_KEY - 1, h->made[i].sum, e) != 0)
+            return -1;
     if (h->base_version == NULL) {
         h->value[0] = '\0';
         if (keep_value(h, &h->base_version, e) != 0)
@@ -563,6 +628,7 @@ void safetensors_fini(struct safetensors *s)
     free(s->weight_version);
     free(s->snapshot);
     free(s->delta_base);
+    made_sums_fini(&s->made);
     memset(s, 0, sizeof *s);
 }
 

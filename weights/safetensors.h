@@ -6,6 +6,8 @@
 #define BATON_WEIGHTS_SAFETENSORS_H
 
 #include "base/err.h"
+#include "base/names.h"
+#include "memory/checksum.h"
 #include "weights/tensor_list.h"
 
 #include <stdbool.h>
@@ -16,7 +18,17 @@ enum { SAFETENSORS_PREFIX = 8, SAFETENSORS_HEADER_MAX = 100000000, SAFETENSORS_D
 
 #define SAFETENSORS_DELTA "baton-delta-1" /* docs/delta.md */
 
-struct checksum;
+/* Checksums of the tensors that a delta makes. */
+struct made_sums {
+    struct names names;    /* zeroed while there are none */
+    struct checksum *sums; /* owned; [names.n] */
+    uint32_t cap;
+};
+void made_sums_fini(struct made_sums *m); /* accepts a zeroed one */
+
+/* made_sums_add - @name  is copied
+ * Errors: ERR_BAD_REQUEST (it has another checksum already; field ""), ERR_NO_MEMORY. */
+int made_sums_add(struct made_sums *m, const char *name, struct checksum sum, struct err *e);
 
 struct safetensors {
     struct tensor_list *tensor_list; /* tensors in the order of their bytes; one reference, owned */
@@ -29,6 +41,7 @@ struct safetensors {
     char *delta_base;           /* owned; __metadata__ "base_version" of a delta, whose "format" is
                                    SAFETENSORS_DELTA ("" if it says none); NULL: it is no delta.
                                    Its "version" then is weight_version */
+    struct made_sums made;      /* owned; of a delta: its "checksum.<name>" */
 };
 
 /* safetensors_head_nbytes - how long the head (8 + N bytes) is.

@@ -131,6 +131,8 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     delta->from_path = true;
     delta->file_base = w.delta_base;
     w.delta_base = NULL;
+    delta->made = w.made;
+    w.made = (struct made_sums){0};
     file_weights_fini(&w);
     return rc;
 }
@@ -298,6 +300,8 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
         rc = use_stream_header(c, &head, e);
     delta.file_base = head.delta_base;
     head.delta_base = NULL;
+    delta.made = head.made;
+    head.made = (struct made_sums){0};
     safetensors_fini(&head);
     if (rc == 0)
         rc = body_source_new(&c->source, x, app->settings.body_stall_timeout_ms * 1000, e);

@@ -32,6 +32,7 @@ void delta_request_fini(struct delta_request *r)
 {
     free(r->file_base);
     r->file_base = NULL;
+    made_sums_fini(&r->made);
 }
 
 static int check_file(const struct delta_request *r, struct err *e)
@@ -53,6 +54,39 @@ static int check_file(const struct delta_request *r, struct err *e)
     return 0;
 }
 
+/* The update is no delta. */
+static int check_no_delta_file(const struct delta_request *r, struct err *e)
+{
+    if (r->file_base == NULL)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, r->from_path ? "/path" : "",
+                   "%s a delta of version '%.128s', and the update is none: send \"delta\": true "
+                   "and \"base_version\"",
+                   r->from_path ? "the file is" : "the body is, by its __metadata__,",
+                   r->file_base);
+}
+
+/* What the file says of tensors that this request does not make is not looked at. */
+static int use_made_sums(const struct delta_request *r, struct update_chunk *c, struct err *e)
+{
+    uint32_t n = c->tensor_list->n_tensors, k;
+
+    if (r->made.names.n == 0)
+        return 0;
+    c->checksums = calloc(n, sizeof *c->checksums);
+    c->has_checksum = calloc(n, sizeof *c->has_checksum);
+    if (c->checksums == NULL || c->has_checksum == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums of a delta");
+    for (uint32_t i = 0; i < r->made.names.n; i++) {
+        k = tensor_list_find(c->tensor_list, r->made.names.items[i]);
+        if (k == TENSOR_LIST_NO_TENSOR)
+            continue;
+        c->checksums[k] = r->made.sums[i];
+        c->has_checksum[k] = true;
+    }
+    return 0;
+}
+
 int delta_request_apply(struct delta_request *r, struct update_chunk *c,
                         const struct app_weights *weights, struct err *e)
 {
@@ -62,8 +96,10 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
                                    .devices = weights->devices,
                                    .n_devices = weights->n_devices};
 
-    if (!r->base.delta || c->source == NULL)
+    if (c->source == NULL)
         return 0;
+    if (!r->base.delta)
+        return check_no_delta_file(r, e);
     if (c->ranks != NULL)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "the parts of a delta are one list, the same for every GPU");
@@ -82,5 +118,5 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
     if (delta_source_new(&c->source, &c->tensor_list, &link, &cfg, e) != 0)
         return -1;
     c->sent = delta_source_sent(c->source, &c->sent_at);
-    return 0;
+    return use_made_sums(r, c, e);
 }

@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "handlers/app.h"
 #include "handlers/rows/update_request.h"
+#include "weights/safetensors.h"
 #include "weights/update/update.h"
 
 /* What is known of a request before its tensors are. Zeroed: it is no delta. */
@@ -13,6 +14,7 @@ struct delta_request {
     bool from_path;
     char *file_base; /* owned; the base_version that the file or the body says in its metadata;
                         NULL: it is no delta file */
+    struct made_sums made; /* owned; of the tensors that it makes, as its metadata says */
 };
 
 /* delta_request_begin - find what the update of a chunk builds on: for a whole update as the
@@ -24,11 +26,11 @@ int delta_request_begin(struct delta_request *out, struct update_chunk *c,
                         struct err *e);
 void delta_request_fini(struct delta_request *r);
 
-/* delta_request_apply - make the parts that a chunk brings the tensors that come of them. Does
- * nothing if the update is no delta.
- * Errors: ERR_BAD_REQUEST (the file is no delta; each GPU gets a list of its own; parts as in
- * delta_of_parts), ERR_PRECONDITION (the file builds on another version), ERR_MISMATCH,
- * ERR_NO_MEMORY. */
+/* delta_request_apply - make the parts that a chunk brings the tensors that come of them, with the
+ * checksums that the file says of those. Does nothing if neither the update nor the file is one.
+ * Errors: ERR_BAD_REQUEST (only one of the update and the file is a delta; each GPU gets a list of
+ * its own; parts as in delta_of_parts), ERR_PRECONDITION (the file builds on another version),
+ * ERR_MISMATCH, ERR_NO_MEMORY. */
 int delta_request_apply(struct delta_request *r, struct update_chunk *c,
                         const struct app_weights *weights, struct err *e);
 

@@ -116,8 +116,9 @@ def all_of(step):
     return {n: ("BF16", shape, memoryview(a.tobytes())) for n, (shape, a) in step.items()}
 
 
-def delta_file(parts, base, version=None, form="baton-delta-1", name="delta.safetensors"):
-    head, at = {"__metadata__": {"format": form, "base_version": base, "note": "x" * 1000}}, 0
+def delta_file(parts, base, version=None, form="baton-delta-1", name="delta.safetensors", sums=()):
+    head, at = {"__metadata__": {"format": form, "base_version": base, "note": "x" * 1000,
+                                 **{f"checksum.{n}": v for n, v in dict(sums).items()}}}, 0
     if version:
         head["__metadata__"]["version"] = version
     for part, dtype, shape, data in parts:
@@ -241,8 +242,19 @@ def wrong_bases():
             to.write(f.read())
         refused(lambda: send(s, path, "path", base_version="step-0", delta=True), 400, "bad_request",
                 "no delta")
-        refused(lambda: send(s, delta_file(parts, "step-0"), "path", partial=True), 422,
-                "manifest_mismatch", "#gap")
+        # A file that says it is a delta is none of an update that is not, also if its tensors are whole.
+        for kind in ("gap", "whole"):
+            path = delta_file(delta_of(STEP[0], one, kind), "step-9")
+            for more in ({}, {"base_version": "step-0"}):
+                refused(lambda m=more: send(s, path, "path", partial=True, **m), 400, "bad_request", "'step-9'", '"delta"')
+                with open(path, "rb") as f:
+                    status, said = s.ask("POST", "/v1/update_weights?partial=true" + (
+                        "&base_version=step-0" if more else ""), f.read(),
+                        headers={"Content-Type": "application/vnd.safetensors"})
+                same((status, said["error"]["code"], "'step-9'" in said["error"]["message"]), (400, "bad_request", True), said)
+            start = s.post("/v1/update_weights/start", {"partial": True})
+            refused(lambda u=start: send(s, path, "path", update_id=u["update_id"]), 400, "bad_request", "'step-9'")
+            s.post("/v1/update_weights/abort", {"update_id": start["update_id"]})
         refused(lambda: push(s, parts, "body", "step-0", "one", convert=True), 400, "bad_request", "convert")
         refused(lambda: send(s, tensors_of(parts), "shm", delta=True), 400, "bad_request", "base_version")
         serves(s, STEP[0], "step-0", "after refusals")
@@ -380,6 +392,52 @@ def repeated_and_broken():
         serves(s, one, "one", "the right one after wrong ones")
 
 
+def sums_of_the_file():
+    """A file says the checksums of what it makes; what it says of other tensors is not looked at."""
+    one = some_changed(STEP[0], 1)
+    sums = {n: baton.checksum(a.tobytes()) for n, (_, a) in one.items()}
+    kind = {"Content-Type": "application/vnd.safetensors"}
+    names = sorted({p[0].partition("#")[0] for p in delta_of(STEP[0], one)})
+    with serve() as s:
+        for how in ("gap", "whole"):
+            parts = delta_of(STEP[0], one, how, zst=True)
+            for name in (names[0], names[-1]):
+                whole(s, STEP[0], "step-0")
+                path = delta_file(parts, "step-0", "one", sums={**sums, name: "0" * 32})
+                members = {"path": path, "base_version": "step-0", "delta": True}
+                said = [s.ask("POST", "/v1/update_weights", members)]
+                with open(path, "rb") as f:
+                    said.append(s.ask("POST", "/v1/update_weights?delta=true&base_version=step-0", f.read(), headers=kind))
+                for status, answer in said:
+                    same(status, 422, answer)
+                    error = answer["error"]
+                    same((error["code"], f"'{name}'" in error["message"]), ("checksum_mismatch", True), answer)
+                    serves(s, STEP[0], "step-0", "a wrong checksum in the file")
+            refused(lambda p=parts: send(s, delta_file(p, "step-0", sums={NORM: "1"}), "path", base_version="step-0",
+                                         delta=True), 400, "bad_request", f"checksum.{NORM}")
+            said = send(s, delta_file(parts, "step-0", sums=sums), "path", base_version="step-0", delta=True,
+                        weight_version="one")
+            same(said["n_checksums"], len(names), "each was compared")
+            serves(s, one, "one", "the right checksums")
+        # In two files of a directory, each with its own.
+        parts, folder = delta_of(STEP[0], one), f"{FOLDER}/two"
+        os.makedirs(folder)
+        half = len(parts) // 4 * 2
+        where = {p[0]: f"{int(k >= half)}.safetensors" for k, p in enumerate(parts)}
+        with open(f"{folder}/model.safetensors.index.json", "w", encoding="utf-8") as f:
+            json.dump({"weight_map": where}, f)
+        for wrong in (True, False):
+            whole(s, STEP[0], "step-0")
+            for k, share in enumerate((parts[:half], parts[half:])):
+                mine = {p[0].partition("#")[0] for p in share}
+                given = {n: "0" * 32 if wrong and n == names[-1] else sums[n] for n in mine}
+                delta_file(share, "step-0", "one", name=f"two/{k}.safetensors", sums=given)
+            members = {"path": folder, "base_version": "step-0", "delta": True}
+            status, said = s.ask("POST", "/v1/update_weights", members)
+            same((status, said.get("n_checksums")), (422, None) if wrong else (200, len(names)), said)
+            serves(s, STEP[0] if wrong else one, "step-0" if wrong else "one", "two files")
+
+
 def restarts():
     state = f"{FOLDER}/state"
     one = some_changed(STEP[0], 1)
@@ -409,6 +467,6 @@ def fleets():
                 same("--stage" in said["error"]["message"], True, said)
 
 
-for part in (every_kind, wrong_bases, committed_meanwhile, repeated_and_broken, restarts, fleets):
+for part in (every_kind, wrong_bases, committed_meanwhile, repeated_and_broken, sums_of_the_file, restarts, fleets):
     part()
 print(f"ok: {n_checks} checks")

@@ -242,6 +242,60 @@ static void test_safetensors_parse_tells_deltas(void **state)
     }
 }
 
+/* Of a delta they are checksums of what it makes; other programs may write such keys too. */
+static void test_safetensors_parse_checksums_of_a_delta(void **state)
+{
+    static const char sum[] = "\"checksum.a\":\"0123456789abcdef0123456789ABCDEF\"";
+    static const char delta[] = "\"format\":\"baton-delta-1\"";
+    struct safetensors s = {0};
+    struct err e = {0};
+    char json[900];
+
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        (void)snprintf(json, sizeof json, "{\"__metadata__\":{%s,%s}," T("a", "") "}",
+                       first ? delta : sum, first ? sum : delta);
+        assert_int_equal(parse(&s, json, 8, &e), 0);
+        assert_int_equal(s.made.names.n, 1);
+        assert_string_equal(s.made.names.items[0], "a");
+        assert_true(s.made.sums[0].a == 0x0123456789abcdef);
+        safetensors_fini(&s);
+    }
+    for (int k = 0; k < 4; k++) { /* no checksum; a value that is too long */
+        (void)snprintf(json, sizeof json,
+                       "{\"__metadata__\":{\"checksum.a\":\"%0*d\",%s}," T("a", "") "}",
+                       k % 2 ? 400 : 31, 7, k < 2 ? delta : "\"format\":\"pt\"");
+        e = (struct err){0};
+        assert_int_equal(parse(&s, json, 8, &e), k < 2 ? -1 : 0);
+        if (k < 2)
+            assert_non_null(strstr(e.msg, "'checksum.a' is not a checksum"));
+        else
+            assert_int_equal(s.made.names.n, 0);
+        safetensors_fini(&s);
+    }
+}
+
+static void test_made_sums_add_takes_one_of_each(void **state)
+{
+    struct made_sums m = {0};
+    struct err e = {0};
+    char name[16];
+
+    (void)state;
+    for (unsigned k = 0; k < 200; k++) {
+        (void)snprintf(name, sizeof name, "t%u", k);
+        assert_int_equal(made_sums_add(&m, name, (struct checksum){k, 1}, &e), 0);
+    }
+    assert_int_equal(made_sums_add(&m, "t7", (struct checksum){7, 1}, &e), 0);
+    assert_int_equal(m.names.n, 200);
+    assert_int_equal(made_sums_add(&m, "t7", (struct checksum){8, 1}, &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_non_null(strstr(e.msg, "'t7'"));
+    assert_true(m.sums[names_find(&m.names, "t199")].a == 199);
+    made_sums_fini(&m);
+    made_sums_fini(&m);
+}
+
 static void test_safetensors_parse_decodes_names(void **state)
 {
     struct safetensors s;
@@ -423,6 +477,8 @@ int main(void)
         cmocka_unit_test(test_safetensors_parse_too_long_names),
         cmocka_unit_test(test_safetensors_parse_orders_by_place),
         cmocka_unit_test(test_safetensors_parse_tells_deltas),
+        cmocka_unit_test(test_safetensors_parse_checksums_of_a_delta),
+        cmocka_unit_test(test_made_sums_add_takes_one_of_each),
         cmocka_unit_test(test_safetensors_parse_decodes_names),
         cmocka_unit_test(test_safetensors_head_nbytes_bounds),
         cmocka_unit_test(test_safetensors_head_nbytes_names_other_formats),
