@@ -25,7 +25,7 @@
     X(OPT_DELTA_FROM, "--delta-from", "LABEL", "the version that a delta builds on")               \
     X(OPT_DELTA_BASE, "--delta-base", "FILE|DIR",                                                  \
       "the checkpoint of that version: only what differs from it is sent, and all if that is not " \
-      "less, or if the server has another version")                                                \
+      "less, or if the server has another version, which is an error with --partial")              \
     X(OPT_OUTPUT, "--output", "FILE", "the file to write; also -o FILE")                           \
     X(OPT_PARTIAL, "--partial", "", "tensors that are not sent stay as they are")                  \
     X(OPT_CONVERT, "--convert", "",                                                                \

@@ -17,6 +17,7 @@ struct applying {
     struct delta_merge *merge; /* owned */
     unsigned char *room;       /* owned; of the largest tensor */
     uint64_t at;               /* bytes written */
+    uint32_t n_proven;
 };
 
 /* The tensors of all files, as one list. */
@@ -52,7 +53,7 @@ static struct delta_bytes part_bytes(const struct applying *a, const struct delt
                : (struct delta_bytes){weight_file_bytes(a->delta, p->i), l->tensors[p->i].nbytes};
 }
 
-static int tensor_prove(const struct applying *a, const struct tensor_spec *t, const void *bytes,
+static int tensor_prove(struct applying *a, const struct tensor_spec *t, const void *bytes,
                         struct err *e)
 {
     const json_t *said = json_object_get(a->about->checksums, t->name);
@@ -60,8 +61,12 @@ static int tensor_prove(const struct applying *a, const struct tensor_spec *t, c
     char text[CHECKSUM_LEN + 1];
 
     checksum_text(&sum, text);
-    if (said == NULL || strcmp(text, json_string_value(said)) == 0)
+    if (said == NULL)
         return 0;
+    if (strcmp(text, json_string_value(said)) == 0) {
+        a->n_proven++;
+        return 0;
+    }
     return err_set(e, ERR_CHECKSUM, "",
                    "tensor %.200s then has checksum %s, and the delta says %.32s: it builds on "
                    "another base%s%.128s",
@@ -114,6 +119,22 @@ static int applied_write(struct applying *a, const struct tensor_list *list, str
     return rc;
 }
 
+static int base_check(const struct applying *a, struct err *e)
+{
+    const char *wanted = a->about->base_version;
+
+    for (size_t k = 0; k < a->base->n && wanted != NULL && wanted[0] != '\0'; k++) {
+        const char *is = a->base->files[k].head.weight_version;
+
+        if (is != NULL && strcmp(is, wanted) != 0)
+            return err_set(e, ERR_PRECONDITION, "",
+                           "%.300s says that it is version '%.128s', and the delta builds on "
+                           "version '%.128s'",
+                           a->base->files[k].path, is, wanted);
+    }
+    return 0;
+}
+
 static int room_make(struct applying *a, struct err *e)
 {
     uint64_t most = 1;
@@ -127,19 +148,19 @@ static int room_make(struct applying *a, struct err *e)
 
 int delta_file_apply(struct out_file *to, const struct weight_files *base,
                      const struct weight_file *delta, const struct delta_about *about,
-                     uint32_t *n_changed, struct err *e)
+                     struct delta_applied *out, struct err *e)
 {
     struct applying a = {.base = base, .delta = delta, .about = about, .to = to};
     struct model_spec *m;
     int rc = -1;
 
-    if (spec_of_files(&m, base, e) != 0)
+    if (base_check(&a, e) != 0 || spec_of_files(&m, base, e) != 0)
         return -1;
     if (delta_of_parts(&a.d, m, delta->head.tensor_list, e) == 0 &&
         delta_merge_new(&a.merge, e) == 0 && room_make(&a, e) == 0)
         rc = applied_write(&a, m->tensor_list, e);
     if (rc == 0)
-        *n_changed = a.d->result->n_tensors;
+        *out = (struct delta_applied){a.d->result->n_tensors, a.n_proven};
     free(a.room);
     delta_merge_free(a.merge);
     delta_free(a.d);

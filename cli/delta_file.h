@@ -45,12 +45,18 @@ struct delta_about {
 int delta_about_read(struct delta_about *out, const struct weight_file *f, struct err *e);
 void delta_about_fini(struct delta_about *a); /* accepts a zeroed one */
 
+struct delta_applied {
+    uint32_t n_changed; /* tensors of the delta */
+    uint32_t n_proven;  /* of those: by a checksum of the delta */
+};
+
 /* delta_file_apply - write the checkpoint that `delta` makes of `base`: the tensors of `base` in
  * their order, each with the bytes that it then has. Those with a checksum in `delta` are proven.
- * Errors: ERR_MISMATCH, ERR_BAD_REQUEST (of the delta, which names the tensor), ERR_CHECKSUM,
+ * Errors: ERR_PRECONDITION (a file of `base` says that it is another version than the delta builds
+ *         on), ERR_MISMATCH, ERR_BAD_REQUEST (of the delta, which names the tensor), ERR_CHECKSUM,
  *         ERR_UNREADABLE, ERR_NO_MEMORY, ERR_CANCELLED after an interrupt. Blocks: on the disk. */
 int delta_file_apply(struct out_file *to, const struct weight_files *base,
                      const struct weight_file *delta, const struct delta_about *about,
-                     uint32_t *n_changed, struct err *e);
+                     struct delta_applied *out, struct err *e);
 
 #endif

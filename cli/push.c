@@ -53,10 +53,12 @@ struct push {
     struct cli *c;
     const struct weight_files *files;
     const char *version;           /* label; NULL: the server makes one */
-    const char *base_version;      /* the files are a delta of it; NULL: they are not */
+    const char *base_version;      /* that the server must have; NULL: any */
+    bool delta;                    /* the files are a delta of it */
     json_t *checksums;             /* borrowed: of the tensors that a delta makes */
     const struct delta_file *made; /* NULL: no delta, or one that was made before */
-    bool base_is_gone;             /* output: the server has another version than base_version */
+    bool base_is_gone;             /* output: the server has another version than base_version, and
+                                      all is to be sent */
 };
 
 static enum cli_exit session_start(struct push *p, struct answer *out)
@@ -67,16 +69,16 @@ static enum cli_exit session_start(struct push *p, struct answer *out)
 
     if (p->version != NULL)
         (void)json_object_set_new(body, "weight_version", json_string(p->version));
-    if (p->base_version != NULL) {
+    if (p->base_version != NULL)
         (void)json_object_set_new(body, "base_version", json_string(p->base_version));
+    if (p->delta)
         (void)json_object_set_new(body, "delta", json_true());
-    } else if (cli_has(c, OPT_PARTIAL)) {
+    else if (cli_has(c, OPT_PARTIAL))
         (void)json_object_set_new(body, "partial", json_true());
-    }
     if (cli_has(c, OPT_CONVERT))
         (void)json_object_set_new(body, "convert", json_true());
     rc = connection_json(c->connection, "POST", "/v1/update_weights/start", body, out);
-    p->base_is_gone = p->made != NULL && rc == CLI_REFUSED &&
+    p->base_is_gone = p->made != NULL && !cli_has(c, OPT_PARTIAL) && rc == CLI_REFUSED &&
                       strcmp(cli_text(out->json, "error.code"), "precondition_failed") == 0;
     if (p->base_is_gone)
         (void)fprintf(stderr, "baton push: all is sent, not a delta: %s\n",
@@ -157,8 +159,7 @@ static enum cli_exit session_finish(const struct push *p, const char *update_id,
 
     if (!cli_has(c, OPT_NO_CHECKSUMS) && !cli_has(c, OPT_CONVERT))
         (void)json_object_set_new(body, "checksums",
-                                  p->base_version != NULL ? json_incref(p->checksums)
-                                                          : checksums_json(p->files));
+                                  p->delta ? json_incref(p->checksums) : checksums_json(p->files));
     return cli_ask(c, "POST", "/v1/update_weights/finish", body, out);
 }
 
@@ -175,7 +176,7 @@ static void session_abort(struct cli *c, const char *update_id)
 }
 
 /* "46 tensors, 1.8 MB", and of a delta what it saved. */
-static void pushed_what(const struct push *p, double nbytes)
+static void pushed_what(const struct push *p, const struct answer *a, double nbytes)
 {
     char size[CLI_TEXT_MAX], whole[CLI_TEXT_MAX];
 
@@ -183,8 +184,8 @@ static void pushed_what(const struct push *p, double nbytes)
     if (p->made != NULL)
         (void)printf("%u tensors changed, %s instead of %s", p->made->n_changed, size,
                      cli_nbytes((double)p->made->nbytes_whole, whole));
-    else if (p->base_version != NULL)
-        (void)printf("%zu tensors of a delta, %s", json_object_size(p->checksums), size);
+    else if (p->delta)
+        (void)printf("%.0f tensors of a delta, %s", cli_real(a->json, "n_tensors_done"), size);
     else
         (void)printf("%u tensors, %s", p->files->n_tensors, size);
 }
@@ -209,7 +210,7 @@ static void pushed(const struct push *p, const struct answer *a, uint64_t begun_
                  json_is_true(cli_at(a->json, "changes.repeated"))
                      ? ", with the bytes and the label of the one before"
                      : "");
-    pushed_what(p, nbytes);
+    pushed_what(p, a, nbytes);
     (void)printf(" in %s, %s/s, at %s\n", cli_duration(s, took),
                  cli_nbytes(s > 0 ? nbytes / s : 0, rate), connection_url(c->connection));
 }
@@ -305,6 +306,7 @@ static enum cli_exit push_difference(struct push *p, const struct weight_files *
         whole = true;
     } else {
         p->made = &made;
+        p->delta = true;
         p->checksums = made.checksums;
         rc = push_made(p, &spool);
         whole = p->base_is_gone;
@@ -313,7 +315,11 @@ static enum cli_exit push_difference(struct push *p, const struct weight_files *
     delta_file_fini(&made);
     if (!whole)
         return rc;
-    *p = (struct push){.c = p->c, .files = all, .version = p->version};
+    *p = (struct push){.c = p->c,
+                       .files = all,
+                       .version = p->version,
+                       /* what is not sent must be that of the base */
+                       .base_version = cfg.partial ? cfg.base_version : NULL};
     return push_session(p);
 }
 
@@ -341,6 +347,18 @@ static enum cli_exit push_from(struct push *p, const char *path)
     return rc;
 }
 
+/* What the first delta among the files says; zeroed: there is none. A delta is one file. */
+static int find_delta(struct delta_about *out, const struct weight_files *w, struct err *e)
+{
+    for (size_t k = 0; k < w->n && out->checksums == NULL; k++)
+        if (delta_about_read(out, &w->files[k], e) != 0)
+            return -1;
+    return out->checksums == NULL || w->n == 1
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, "",
+                         "there is a delta among these %zu files: push each delta by itself", w->n);
+}
+
 /* One delta file, or all of what lies there. */
 static enum cli_exit push_as_is(struct push *p)
 {
@@ -348,11 +366,13 @@ static enum cli_exit push_as_is(struct push *p)
     struct err e = {0};
     enum cli_exit rc;
 
-    if (p->files->n == 1 && delta_about_read(&about, &p->files->files[0], &e) != 0) {
+    if (find_delta(&about, p->files, &e) != 0) {
         (void)fprintf(stderr, "baton push: %s\n", e.msg);
+        delta_about_fini(&about);
         return CLI_USAGE;
     }
     if (about.checksums != NULL) {
+        p->delta = true;
         p->checksums = about.checksums;
         p->base_version = p->base_version != NULL ? p->base_version : about.base_version;
         p->version = p->version != NULL ? p->version : about.version;

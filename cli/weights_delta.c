@@ -75,7 +75,7 @@ enum cli_exit cmd_weights_delta(struct cli *c)
 }
 
 static int apply_write(const struct weight_files *base, const struct weight_file *delta,
-                       const char *path, uint32_t *n_changed, struct err *e)
+                       const char *path, struct delta_applied *applied, struct err *e)
 {
     struct out_file out = {0};
     struct delta_about about = {0};
@@ -87,7 +87,7 @@ static int apply_write(const struct weight_files *base, const struct weight_file
     if (rc == 0)
         rc = out_file_open(&out, path, true, e);
     if (rc == 0)
-        rc = delta_file_apply(&out, base, delta, &about, n_changed, e);
+        rc = delta_file_apply(&out, base, delta, &about, applied, e);
     if (rc == 0)
         rc = out_file_finish(&out, e);
     out_file_close(&out);
@@ -95,12 +95,24 @@ static int apply_write(const struct weight_files *base, const struct weight_file
     return rc;
 }
 
+static void delta_applied(const char *path, uint32_t n_tensors, const struct delta_applied *a)
+{
+    (void)printf("%s: %u tensors, %u of them from the delta, %u of those proven by its checksums\n",
+                 path, n_tensors, a->n_changed, a->n_proven);
+    if (a->n_proven < a->n_changed)
+        (void)fprintf(
+            stderr,
+            "baton weights apply: warning: the delta has no checksum of %u of the tensors "
+            "that it changes: nothing proves that it builds on this base\n",
+            a->n_changed - a->n_proven);
+}
+
 enum cli_exit cmd_weights_apply(struct cli *c)
 {
     struct weight_files base = {0}, delta = {0};
     struct err e = {0};
     const char *path = c->values[OPT_OUTPUT];
-    uint32_t n = 0;
+    struct delta_applied applied = {0};
     int rc;
 
     if (path == NULL)
@@ -112,9 +124,9 @@ enum cli_exit cmd_weights_apply(struct cli *c)
         rc = err_set(&e, ERR_BAD_REQUEST, "", "a delta is one file, and %.300s has %zu", c->args[1],
                      delta.n);
     if (rc == 0)
-        rc = apply_write(&base, &delta.files[0], path, &n, &e);
+        rc = apply_write(&base, &delta.files[0], path, &applied, &e);
     if (rc == 0)
-        (void)printf("%s: %u tensors, %u of them from the delta\n", path, base.n_tensors, n);
+        delta_applied(path, base.n_tensors, &applied);
     weight_files_close(&delta);
     weight_files_close(&base);
     return rc == 0 ? CLI_OK : delta_failed(c, &e);

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from .connection import ask
 from .errors import BatonError, InputError
@@ -25,6 +26,9 @@ BITMAP_FROM, XOR_FROM = 0.047, 0.875
 UNSIGNED = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
 # The server's answers that mean: not this delta, or none at all, but the whole may be sent.
 NO_DELTA = ("precondition_failed", "unsupported_in_proxy_mode")
+# Those that mean: not these parts, where `param` says which.
+NO_PART = ("bad_request", "manifest_mismatch")
+PART_PARAM = re.compile("/(?:names|dtypes|shapes)/([0-9]+)")
 
 
 def _numpy():
@@ -172,6 +176,31 @@ class Delta:
     def __init__(self, parts: Dict[str, Tensor], checksums: Dict[str, str], nbytes_whole: int):
         self.parts, self.checksums, self.nbytes_whole = parts, checksums, nbytes_whole
         self.nbytes = sum(t.nbytes for t in parts.values())
+        self._whole: Dict[str, Callable[[], Tensor]] = {}  # of the tensors that are sent as parts
+
+    def _without(self, e: BatonError) -> bool:
+        """Makes the tensor whole whose part the server refused, and those of the same name but for the
+        numbers in it: other layers'. False: the error names no part."""
+        found = PART_PARAM.fullmatch(e.param or "") if e.code in NO_PART else None
+        names = list(self.parts)
+        if found is None or int(found[1]) >= len(names):
+            return False
+        name = names[int(found[1])].rpartition("#")[0]
+        if name not in self._whole:
+            return False
+        like = re.sub("[0-9]+", "#", name)
+        whole = {n for n in self._whole if re.sub("[0-9]+", "#", n) == like}
+        parts: Dict[str, Tensor] = {}
+        for part, t in self.parts.items():
+            of = part.rpartition("#")[0]
+            if of not in whole:
+                parts[part] = t
+            elif of not in parts:
+                parts[of] = self._whole[of]()
+        for n in whole:
+            del self._whole[n]
+        self.parts, self.nbytes = parts, sum(t.nbytes for t in parts.values())
+        return True
 
 
 def _loaded(tensors):
@@ -195,6 +224,7 @@ def encode(base: Any, new: Any, partial: bool = False) -> Delta:
     every tensor of `new` with its dtype and shape, and, unless `partial`, no other. If nothing
     changed, the delta is the smallest tensor, whole: there is no update of nothing."""
     zstd, parts, sums, whole = _Zstd(), {}, {}, 0
+    news: Dict[str, Callable[[], Tensor]] = {}
     old = {str(name): value for name, value in as_pairs(_loaded(base))}
     pairs = [(str(name), value) for name, value in as_pairs(_loaded(new))]
     missing = set(old) - {name for name, _ in pairs}
@@ -210,15 +240,20 @@ def encode(base: Any, new: Any, partial: bool = False) -> Delta:
         if least is None or nbytes < least[0]:
             least = (nbytes, name, value)
         if found.n:
-            parts.update(_parts_of(name, found, zstd))
+            made = dict(_parts_of(name, found, zstd))
+            parts.update(made)
             sums[name] = checksum(found.new().data)
+            if name not in made:
+                news[name] = found.new
     if least is None:
         raise InputError("there is nothing to push: no tensors were given")
     if not parts:
         _, name, value = least
         parts[name] = as_tensors([(name, value)])[0][1]
         sums[name] = checksum(parts[name].data)
-    return Delta(parts, sums, whole)
+    delta = Delta(parts, sums, whole)
+    delta._whole = news
+    return delta
 
 
 def write(path: Any, base: Any, new: Any, base_version: Optional[str] = None,
@@ -325,17 +360,30 @@ def _abort(url, update_id, reason):
         pass  # the session has ended, or its lease will end it
 
 
+def _send_parts(delta, send):
+    """A name that the model fuses of others, or a tensor that it keeps in another dtype, comes whole:
+    the server says which."""
+    while True:
+        try:
+            return send()
+        except BatonError as e:
+            if not delta._without(e):
+                raise
+
+
 def push_delta(delta: Delta, url: str, base_version: str, weight_version: Optional[str],
-               checksums: bool, timeout: float, send: Any) -> Optional[Dict[str, Any]]:
-    """The server's update object, or None: it does not have that base, so the whole is to be sent.
-    @send  of the parts into a session: send(members) -> the answer"""
+               checksums: bool, partial: bool, timeout: float,
+               send: Callable[[Dict[str, Tensor], Dict[str, Any]], Any]) -> Optional[Dict[str, Any]]:
+    """The server's update object, or None: it does not have that base, so the whole is to be sent,
+    unless that is `partial`, which would be a part of another version: an error then.
+    @send  of parts into a session: send(parts, members) -> the answer"""
     start: Dict[str, Any] = {"base_version": base_version, "delta": True, "lease_s": LEASE_S}
     if weight_version:
         start["weight_version"] = weight_version
     update_id = None
     try:
         update_id = ask(url, "POST", f"{UPDATE}/start", start, timeout=timeout)["update_id"]
-        send({"update_id": update_id})
+        _send_parts(delta, lambda: send(delta.parts, {"update_id": update_id}))
         finish: Dict[str, Any] = {"update_id": update_id}
         if checksums:
             finish["checksums"] = delta.checksums
@@ -343,6 +391,6 @@ def push_delta(delta: Delta, url: str, base_version: str, weight_version: Option
     except BaseException as e:
         if update_id is not None and getattr(e, "code", "") != "not_handed_over":
             _abort(url, update_id, str(e))
-        if isinstance(e, BatonError) and e.code in NO_DELTA:
+        if isinstance(e, BatonError) and e.code in NO_DELTA and not partial:
             return None
         raise

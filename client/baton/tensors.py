@@ -20,10 +20,12 @@ PIECE_NBYTES = 8 << 20  # of a body on its way out, and of a checksum
 DTYPES = {  # canonical (safetensors) name -> bytes an element, other spellings
     "BOOL": (1, ("bool",)), "U8": (1, ("uint8",)), "I8": (1, ("int8",)),
     "F8_E5M2": (1, ("float8_e5m2",)), "F8_E4M3": (1, ("float8_e4m3fn",)),
+    "F8_E8M0": (1, ("float8_e8m0fnu",)),
     "I16": (2, ("int16",)), "U16": (2, ("uint16",)),
     "F16": (2, ("float16", "half")), "BF16": (2, ("bfloat16",)),
     "I32": (4, ("int32",)), "U32": (4, ("uint32",)), "F32": (4, ("float32", "float")),
     "I64": (8, ("int64",)), "U64": (8, ("uint64",)), "F64": (8, ("float64", "double")),
+    "C64": (8, ("complex64",)),
 }
 CANONICAL = {alias: name for name, (_, aliases) in DTYPES.items() for alias in aliases + (name,)}
 

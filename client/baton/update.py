@@ -67,11 +67,14 @@ def _push_delta(tensors, base, url, base_version, via, weight_version, checksums
     delta = encode(base, tensors, partial)
     if delta.nbytes >= delta.nbytes_whole:
         return None
-    parts = list(delta.parts.items())
-    way = _ways(parts, checksums, timeout, 0, None)[_choose(parts, url) if via == "auto" else via]
-    with way() as send:
-        return push_delta(delta, url, base_version, weight_version, checksums, timeout,
-                          lambda members: send(url, members, progress))
+
+    def send_parts(parts, members):
+        pairs = list(parts.items())
+        way = _choose(pairs, url) if via == "auto" else via
+        with _ways(pairs, checksums, timeout, 0, None)[way]() as send:
+            return send(url, members, progress)
+
+    return push_delta(delta, url, base_version, weight_version, checksums, partial, timeout, send_parts)
 
 
 def _check_delta(url, via, group, delta_from, delta_base, others):
@@ -172,9 +175,10 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
                     update object's `senders` list what each has brought
     delta_from      send only what changed since this version, which the server serves; with
     delta_base      its tensors, as `tensors` are, on the same GPUs if those are on GPUs: keep a copy
-                    of what was pushed before. All is sent instead if the server has another version,
-                    or if the difference takes no fewer bytes; the update object's `delta` says
-                    which, its `nbytes_sent` how much. One server; ipc and nccl send wholes
+                    of what was pushed before. All is sent instead if the server has another version
+                    (with partial that is an error), or if the difference takes no fewer bytes; the
+                    update object's `delta` says which, its `nbytes_sent` how much. One server; ipc
+                    and nccl send wholes
     """
     _check(url, via, group, update_id, trainer_rank, placement)
     _check_delta(url, via, group, delta_from, delta_base,
@@ -198,6 +202,8 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
             answer = _push_delta(tensors, delta_base, url, delta_from, via, weight_version, checksums,
                                  partial, progress, timeout)
             answers = [answer]
+            if answer is None and partial:  # what is not sent must be that of the base
+                members["base_version"] = delta_from
         if group is None and answers[0] is None:
             vias = [_choose(tensors, one) if via == "auto" else via for one in urls]
             ways = _ways(tensors, checksums, timeout, bucket_nbytes, placement)

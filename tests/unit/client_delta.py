@@ -2,6 +2,7 @@
 elements and every density, in host memory and by torch; sizes; refusals."""
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -11,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client"))
 import baton  # noqa: E402
 from baton import delta  # noqa: E402
 
-WIDTHS = {"U8": 1, "BF16": 2, "F32": 4, "F64": 8}
+WIDTHS = {"U8": 1, "F8_E8M0": 1, "BF16": 2, "F32": 4, "F64": 8, "C64": 8}
 RNG = numpy.random.default_rng(1611)
 
 
@@ -69,6 +70,16 @@ class TestZstd:
     def decompress(data):
         import zlib
         return zlib.decompress(bytes(data))
+
+
+def every_dtype_of_the_server():
+    source = (pathlib.Path(__file__).resolve().parents[2] / "memory/dtype.h").read_text()
+    rows = re.findall(r'X\(DTYPE_\w+, "(\w+)", ([0-9]+), "(\w+)"\)', source)
+    must(len(rows) > 10, rows)
+    for name, bits, torch_name in rows:
+        found = baton.Tensor(torch_name, (3,), bytes(3 * int(bits) // 8))
+        must(found.dtype == name, f"{torch_name}: {found.dtype}")
+    must(baton.tensors.as_tensors([("a", numpy.ones(2, "complex64"))])[0][1].dtype == "C64", "numpy's complex64")
 
 
 def every_width_and_density(path):
@@ -161,6 +172,7 @@ def refusals(path):
 
 with tempfile.TemporaryDirectory() as work:
     where = os.path.join(work, "x.delta")
+    every_dtype_of_the_server()
     every_width_and_density(where)
     long_gaps(where)
     compressed(where)

@@ -2,6 +2,7 @@
 the whole is sent; a trainer that is killed leaves the served version as it was.
 Usage: client_delta.py BATON CLIENT_DIR FOLDER TESTS"""
 
+import json
 import os
 import signal
 import subprocess
@@ -44,9 +45,12 @@ def sums(tensors):
     return {name: baton.checksum(t.data) for name, t in tensors.items()}
 
 
-def save(name, tensors):
+def save(name, tensors, metadata=None):
     path = os.path.join(FOLDER, name)
     head, _ = baton.host.safetensors_head(list(tensors.items()), False)
+    if metadata:
+        text = json.dumps({"__metadata__": metadata, **json.loads(head[8:])}).encode()
+        head = len(text).to_bytes(8, "little") + text
     with open(path, "wb") as f:
         f.write(head)
         for t in tensors.values():
@@ -90,6 +94,104 @@ def from_python(server, steps):
         raise SystemExit("a delta of another base than the server's was committed")
     except baton.BatonError as e:
         check(e.code == "checksum_mismatch" and served(server) == ("same", sums(other)), e)
+
+
+def partly(server, steps):
+    """Only a part of the model is pushed: on another base it would be a version that no trainer has."""
+    some = {n: t for n, t in steps[1].items() if "layers.0" in n}
+    dense = stepped({n: t for n, t in steps[0].items() if n == "model.norm.weight"}, 7, share=1)  # no delta of it is smaller
+    baton.push(steps[2], server.url, weight_version="other")
+    for what in (some, dense):
+        try:
+            baton.push(what, server.url, weight_version="mixed", partial=True, delta_from="gone", delta_base=steps[0])
+            raise SystemExit("a part of another base was committed")
+        except baton.BatonError as e:
+            check(e.code == "precondition_failed" and served(server) == ("other", sums(steps[2])), e)
+    base, new, full = (save(*what) for what in (("base.safetensors", steps[0]), ("part.safetensors", some),
+                                                ("dense.safetensors", dense)))
+    for what in (new, full):
+        said = run("push", what, "--partial", "--weight-version", "mixed", "--delta-from", "gone", "--delta-base", base,
+                   "--url", server.url, status=1)
+        check(("all is sent" in said) == (what == full), said)
+        check("'gone'" in said and served(server) == ("other", sums(steps[2])), said)
+    baton.push(steps[0], server.url, weight_version="here")
+    update = baton.push(dense, server.url, weight_version="all", partial=True, delta_from="here", delta_base=steps[0])
+    check(served(server) == ("all", {**sums(steps[0]), **sums(dense)}), "all of the part, on its base")
+    baton.push(steps[0], server.url, weight_version="here")
+    update = baton.push(some, server.url, weight_version="some", partial=True, delta_from="here", delta_base=steps[0])
+    check(update["delta"] and served(server) == ("some", {**sums(steps[0]), **sums(some)}), "the part, on its base")
+
+
+def fused(tensors):
+    """With the q, k and v of each layer in one tensor, as some trainers keep them."""
+    out = dict(tensors)
+    for q in [n for n in tensors if ".q_proj." in n]:
+        three = [out.pop(q.replace(".q_proj.", f".{x}_proj.")) for x in "qkv"]
+        out[q.replace(".q_proj.", ".qkv_proj.")] = baton.Tensor(
+            three[0].dtype, (sum(t.shape[0] for t in three), three[0].shape[1]), b"".join(bytes(t.data) for t in three))
+    return out
+
+
+def what_only_comes_whole(server, steps):
+    """The server has no bytes of a fused name, so its parts are refused, and it is sent whole in the same delta."""
+    for via in ("shm", "body"):
+        baton.push(fused(steps[0]), server.url, weight_version="one")
+        update = baton.push(fused(steps[1]), server.url, via=via, weight_version="two", delta_from="one",
+                            delta_base=fused(steps[0]))
+        qkv = sum(t.nbytes for n, t in fused(steps[1]).items() if "qkv" in n)
+        check(update["delta"] and qkv < update["nbytes_sent"] < qkv + 0.03 * 1837824, update)
+        check(served(server) == ("two", sums(steps[1])), f"{via}: fused names")
+
+
+def kept_wider():
+    """A router's bias, which checkpoints have in bf16 and the model keeps in float32: so is it as long as it is whole."""
+    model = os.path.join(TESTS, "fixtures/tiny-deepseek")
+    tensors = baton.load_file(os.path.join(model, "model.safetensors"))
+    bias = next(n for n in tensors if n.endswith("e_score_correction_bias"))
+    halves = numpy.frombuffer(tensors[bias].data, "<f4").view("<u4") >> 16
+    base = {**tensors, bias: baton.Tensor("BF16", tensors[bias].shape, halves.astype("<u2"))}
+    halves = halves.copy()
+    halves[0] ^= 1
+    new = {**tensors, bias: baton.Tensor("BF16", tensors[bias].shape, halves.astype("<u2"))}
+    head, baton.delta.PART_NBYTES_HEAD = baton.delta.PART_NBYTES_HEAD, -1000  # so that parts pay off for so few elements
+    with Server(BATON, os.path.join(FOLDER, "deepseek.log"), "--model", model) as server:
+        baton.push(base, server.url, weight_version="one")
+        update = baton.push(new, server.url, weight_version="two", delta_from="one", delta_base=base)
+        baton.delta.PART_NBYTES_HEAD = head
+        check(update["delta"] and update["nbytes_sent"] == 2 * len(halves), update)
+        whole = served(server)[1]
+        baton.push(new, server.url, weight_version="three")
+        check(served(server)[1] == whole, "a bias that is kept in float32")
+
+
+def about_deltas(server, steps):
+    """What the command line says of the base and of the proof."""
+    url, made = ("--url", server.url), os.path.join(FOLDER, "made.safetensors")
+    base = save("labelled.safetensors", steps[0], {"baton.weight_version": "B"})
+    delta = os.path.join(FOLDER, "proof.delta")
+    baton.delta.write(delta, steps[0], steps[1], "A", "N")
+    said = run("weights", "apply", base, delta, "-o", made, status=2)
+    check("version 'B'" in said and "version 'A'" in said and not os.path.exists(made), said)
+    baton.delta.write(delta, steps[0], steps[1], "B", "N")
+    said = run("weights", "apply", base, delta, "-o", made)
+    n = len(sums(steps[1]).items() - sums(steps[0]).items())
+    check(f"{n} of them from the delta, {n} of those proven" in said and "warning" not in said, said)
+    parts = baton.delta.encode(steps[0], steps[1]).parts
+    bare = save("bare.delta", parts, {"format": "baton-delta-1", "base_version": "B", "version": "N"})
+    said = run("weights", "apply", base, bare, "-o", made)
+    check("0 of those proven" in said and f"no checksum of {n} of the tensors" in said, said)
+    # A delta is one file; among others it is not taken for whole tensors.
+    folder = os.path.join(FOLDER, "several")
+    os.mkdir(folder)
+    about = {"format": "baton-delta-1", "base_version": "B"}
+    names = list(steps[1])
+    for k, share in enumerate((names[:9], names[9:])):
+        save(os.path.join("several", f"{k}.safetensors"), {n: steps[1][n] for n in share}, about if k else None)
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+        json.dump({"weight_map": {n: f"{int(k >= 9)}.safetensors" for k, n in enumerate(names)}}, f)
+    before = served(server)
+    check("each delta by itself" in run("push", folder, *url, status=2), "several files, one of them a delta")
+    check(served(server) == before, "several files, one of them a delta")
 
 
 def from_command_line(server, steps, other):
@@ -153,6 +255,10 @@ def killed(server, steps):
 with server_of("client_delta.log") as one:
     made = versions()
     from_python(one, made)
+    about_deltas(one, made)
+    partly(one, made)
+    what_only_comes_whole(one, made)
     from_command_line(one, made, baton.load_file(STEP_1500))
     killed(one, made)
+kept_wider()
 print(f"ok: {n_checks} checks")
