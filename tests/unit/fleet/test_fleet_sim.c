@@ -42,15 +42,17 @@ static bool staged; /* with a store of this server: seeds and fleets of its own 
 
 enum {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    SEEDS = 100,
-    TURNS_STEP = 101, /* every so many turns */
-    STAGED_STEP = 401,
-    WAITS_STEP = 9,
+    SEEDS = 50,
+    TURNS_STEP = 499, /* every so many turns */
+    STAGED_STEP = 1999,
+    WAITS_STEP = 37,
+    WITH_BROKEN = false, /* what notices a broken rule has nothing to do with memory */
 #else
-    SEEDS = 2000,
-    TURNS_STEP = 17,
-    STAGED_STEP = 127,
-    WAITS_STEP = 1,
+    SEEDS = 1000,
+    TURNS_STEP = 37,
+    STAGED_STEP = 307,
+    WAITS_STEP = 3,
+    WITH_BROKEN = true,
 #endif
     WAIT_TURNS = 80, /* in which an update that waits for nothing has ended */
     BROKEN_SEEDS = 4000,
@@ -416,7 +418,7 @@ static bool is_noticed(enum broken rule)
 static void test_each_rule_that_is_broken_is_noticed(void **state)
 {
     (void)state;
-    for (int rule = BROKEN_NOT + 1; rule < BROKENS; rule++)
+    for (int rule = BROKEN_NOT + 1; WITH_BROKEN && rule < BROKENS; rule++)
         if (!is_noticed((enum broken)rule))
             fail_msg("rule %d is broken, and nothing notices it", rule);
 }
