@@ -13,7 +13,7 @@ static enum cli_exit delta_failed(const struct cli *c, const struct err *e)
 }
 
 /* The label that a checkpoint says it has; NULL: none. */
-static const char *label_of(const struct weight_files *w)
+static const char *files_label(const struct weight_files *w)
 {
     return w->n == 1 ? w->files[0].head.weight_version : NULL;
 }
@@ -62,8 +62,9 @@ enum cli_exit cmd_weights_delta(struct cli *c)
     if (rc == 0)
         rc = weight_files_open(&to, c->args[1], &e);
     if (rc == 0) {
-        cfg.base_version = cli_has(c, OPT_DELTA_FROM) ? c->values[OPT_DELTA_FROM] : label_of(&base);
-        cfg.version = cli_has(c, OPT_VERSION) ? c->values[OPT_VERSION] : label_of(&to);
+        cfg.base_version = cli_has(c, OPT_DELTA_FROM) ? c->values[OPT_DELTA_FROM]
+                                                      : files_label(&base);
+        cfg.version = cli_has(c, OPT_VERSION) ? c->values[OPT_VERSION] : files_label(&to);
         rc = delta_write(&d, &cfg, path, &e);
     }
     if (rc == 0)
