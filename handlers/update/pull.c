@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "control/generations.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
 #include "handlers/app.h"
@@ -30,6 +31,8 @@ struct pull_job {
     struct http_request *x; /* consumed by the answer */
     struct pull_state state;
     uint64_t target;
+    struct pull_place place; /* of the target, as the request names it */
+    bool whole;              /* it has all tensors */
     uint32_t n_versions, n_tensors;
     uint64_t begun_us;
 };
@@ -45,12 +48,22 @@ static void job_end(struct pull_job *j)
     free(j);
 }
 
+/* Is the target in another directory than the version that is served? */
+static bool is_elsewhere(const struct pull_job *j)
+{
+    const struct pull_place *is = &j->state.place;
+
+    return j->state.version != PULL_NO_VERSION && is->source[0] != '\0' &&
+           (is->form != j->place.form || strcmp(is->source, j->place.source) != 0);
+}
+
 static void answer_pulled(struct pull_job *j)
 {
     const struct pull_state *s = &j->state;
     double total_s = (double)(clock_now_us() - j->begun_us) / 1e6;
-    json_t *served = s->version == PULL_NO_VERSION ? json_null()
-                                                   : json_integer((json_int_t)s->version);
+    json_t *served = s->version == PULL_NO_VERSION || is_elsewhere(j)
+                         ? json_null()
+                         : json_integer((json_int_t)s->version);
     json_t *reply = json_pack(
         "{s:I, s:o, s:I, s:I, s:s, s:f}", "version", (json_int_t)j->target, "served", served,
         "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors, "base",
@@ -59,6 +72,53 @@ static void answer_pulled(struct pull_job *j)
 
     job_end(j); /* first: the next request may come with the answer */
     reply_json(x, 200, reply);
+}
+
+/* ---- what is pulled ---- */
+
+static void note_pulled(struct pull_job *j)
+{
+    j->state.pulled = j->target;
+    j->state.pulled_place = j->place;
+    j->state.pulled_whole = j->whole;
+    j->state.waits_until_us = clock_after_us(UPDATE_ANONYMOUS_LEASE_S * UINT64_C(1000000));
+}
+
+/* It was committed, or its update has ended. */
+static void forget_pulled(struct pull_state *s)
+{
+    s->pulled = PULL_NO_VERSION;
+    s->pulled_whole = false;
+    s->update_id[0] = '\0';
+}
+
+/* Can it be committed? */
+static bool pulled_waits(struct app *app, const struct pull_state *s)
+{
+    struct update_info info;
+    struct store_info served;
+    struct err ignored = {0};
+
+    if (s->pulled == PULL_NO_VERSION)
+        return false;
+    if (s->update_id[0] == '\0') {
+        store_info(app->weights->store, &served);
+        return s->serial == served.serial && clock_now_us() < s->waits_until_us;
+    }
+    return updates_get(app->weights->updates, s->update_id, &info, &ignored) == 0 &&
+           info.phase == UPDATE_VERIFIED;
+}
+
+/* What was pulled before and not committed. */
+static void drop_pulled(struct pull_job *j)
+{
+    struct update_info info;
+    struct err ignored = {0}; /* it may have ended */
+
+    if (j->state.update_id[0] != '\0')
+        (void)updates_abort(j->app->weights->updates, j->state.update_id,
+                            "another version was pulled before its commit", &info, &ignored);
+    forget_pulled(&j->state);
 }
 
 /* ---- the run's beginning ---- */
@@ -71,7 +131,8 @@ static bool requester_gone(void *arg)
     return http_request_disconnected(j->x) || life_state(j->app->life) == LIFE_DRAINING;
 }
 
-static int check_base(struct pull_job *j, struct err *e)
+/* @serial  of what was compared */
+static int check_base(struct pull_job *j, uint64_t *serial, struct err *e)
 {
     const struct settings *s = &j->app->settings;
     struct store *store = j->app->weights->store;
@@ -85,9 +146,8 @@ static int check_base(struct pull_job *j, struct err *e)
 
     if (store_pin(store, &v, e) != 0)
         return -1;
-    j->state.serial = v->serial;
-    j->state.base_unchecked = s->base_weights == NULL;
-    if (j->state.base_unchecked) {
+    *serial = v->serial;
+    if (s->base_weights == NULL) {
         store_unpin(store, v);
         return 0;
     }
@@ -105,10 +165,15 @@ static int check_base(struct pull_job *j, struct err *e)
 /* Nothing of an earlier run is known from now on. */
 static int begin_run(struct pull_job *j, struct err *e)
 {
-    j->state.version = PULL_NO_VERSION;
-    if (check_base(j, e) != 0)
+    uint64_t serial;
+
+    if (check_base(j, &serial, e) != 0)
         return -1;
+    drop_pulled(j);
     j->state.version = 0;
+    j->state.place = j->place;
+    j->state.serial = serial;
+    j->state.base_unchecked = j->app->settings.base_weights == NULL;
     j->state.ended = PULL_NO_VERSION;
     answer_pulled(j);
     return 0;
@@ -152,7 +217,7 @@ static void pull_verified(void *arg, const struct update_info *info, const struc
         pull_failed(j, info, e);
         return;
     }
-    j->state.pulled = j->target;
+    note_pulled(j);
     log_pull(j, "weights.pulled", NULL);
     answer_pulled(j);
 }
@@ -241,16 +306,35 @@ static int prove_served(struct pull_job *j, struct pull *p, struct err *e)
     return rc;
 }
 
-static int open_pull(struct pull **out, const struct pull_job *j, struct err *e)
+/* Of a directory that does not begin with a whole checkpoint the versions are read in vain. */
+static int refuse_elsewhere(const struct pull_job *j, struct err *e)
+{
+    const char *source = j->state.place.source;
+
+    if (e->code == ERR_NOT_FOUND)
+        err_append(e, "; and a version of another directory is served: only a whole checkpoint, "
+                      "and what follows it, is taken from this one");
+    if (e->code != ERR_CONFLICT)
+        return -1;
+    err_clear(e);
+    return err_set(e, ERR_PRECONDITION, "/source",
+                   "version %llu of another directory is served ('%.*s'), and no version up to "
+                   "%llu of this one is a whole checkpoint: begin a run with version 0",
+                   (unsigned long long)j->state.version, utf8_cut(source, 200), source,
+                   (unsigned long long)j->target);
+}
+
+/* @served  what the target may build on; PULL_NO_VERSION: it has to be whole */
+static int open_pull(struct pull **out, const struct pull_job *j, uint64_t served, struct err *e)
 {
     const struct settings *s = &j->app->settings;
-    struct pull_cfg cfg = {.form = j->state.form,
+    struct pull_cfg cfg = {.form = j->place.form,
                            .spec = store_model_spec(j->app->weights->store),
-                           .served = j->state.version,
+                           .served = served,
                            .target = j->target};
     int rc;
 
-    if (roots_open(&cfg.rootfd, &cfg.source, s->allow_path, s->n_allow_path, j->state.source,
+    if (roots_open(&cfg.rootfd, &cfg.source, s->allow_path, s->n_allow_path, j->place.source,
                    "/source", e) != 0)
         return -1;
     rc = pull_open(out, &cfg, e);
@@ -260,41 +344,29 @@ static int open_pull(struct pull **out, const struct pull_job *j, struct err *e)
 
 static int pull_version(struct pull_job *j, struct err *e)
 {
+    bool elsewhere = is_elsewhere(j);
+    uint64_t served = elsewhere ? PULL_NO_VERSION : j->state.version;
     struct pull *p = NULL;
-    int rc;
 
-    if (open_pull(&p, j, e) != 0)
+    if (open_pull(&p, j, served, e) != 0)
+        return elsewhere ? refuse_elsewhere(j, e) : -1;
+    if (j->target == served && prove_served(j, p, e) != 0) {
+        pull_close(p);
         return -1;
+    }
+    drop_pulled(j);
     j->n_versions = pull_n_versions(p);
     j->n_tensors = pull_tensors(p) != NULL ? pull_tensors(p)->n_tensors : 0;
-    j->state.pulled_whole = pull_is_whole(p);
-    if (j->target != j->state.version && pull_tensors(p) != NULL)
+    j->whole = pull_is_whole(p);
+    if (j->target != served && pull_tensors(p) != NULL)
         return submit_pull(j, p, e);
-    rc = j->target == j->state.version ? prove_served(j, p, e) : 0;
     pull_close(p);
-    if (rc != 0)
-        return -1;
-    if (j->target != j->state.version)
-        j->state.pulled = j->target; /* the same bytes under another name */
+    note_pulled(j); /* the bytes that are served: the commit gives them the name */
     answer_pulled(j);
     return 0;
 }
 
-/* What was pulled before and not committed. */
-static void drop_pulled(struct pull_job *j)
-{
-    struct update_info info;
-    struct err ignored = {0}; /* it may have ended */
-
-    if (j->state.update_id[0] != '\0')
-        (void)updates_abort(j->app->weights->updates, j->state.update_id,
-                            "another version was pulled before its commit", &info, &ignored);
-    j->state.update_id[0] = '\0';
-    j->state.pulled = PULL_NO_VERSION;
-    j->state.pulled_whole = false;
-}
-
-/* An update by other means ends the chain. */
+/* An update by other means ends the chain, and what is pulled without bytes of its own. */
 static void note_served(struct pull_job *j)
 {
     struct store_info info;
@@ -304,6 +376,8 @@ static void note_served(struct pull_job *j)
         if (j->state.version != PULL_NO_VERSION)
             j->state.ended = j->state.version;
         j->state.version = PULL_NO_VERSION;
+        if (j->state.update_id[0] == '\0')
+            j->state.pulled = PULL_NO_VERSION;
     }
     j->state.serial = info.serial;
 }
@@ -321,14 +395,14 @@ static void say_ended(const struct pull_job *j, struct err *e)
 
 static int use_request(struct pull_job *j, const struct pull_request *r, struct err *e)
 {
-    struct pull_state *s = &j->state;
-    bool same = strcmp(s->source, r->source) == 0 && s->form == (enum pull_form)r->form;
+    struct pull_place *p = &j->place;
+    size_t len = strlen(r->source);
 
     if (r->version != 0 && (r->source[0] == '\0' || r->name[0] == '\0'))
         return err_set(e, ERR_BAD_REQUEST, r->source[0] == '\0' ? "/source" : "/name",
                        "it is empty: it names what is pulled");
-    if (strlen(r->source) >= sizeof s->source || strlen(r->name) >= sizeof s->name)
-        return err_set(e, ERR_BAD_REQUEST, strlen(r->name) >= sizeof s->name ? "/name" : "/source",
+    if (len >= sizeof p->source || strlen(r->name) >= sizeof p->name)
+        return err_set(e, ERR_BAD_REQUEST, strlen(r->name) >= sizeof p->name ? "/name" : "/source",
                        "it is longer than %d bytes", (int)PULL_PATH_MAX - 1);
     if (strncmp(r->source, "gs://", 5) == 0 || strncmp(r->source, "s3://", 5) == 0 ||
         strncmp(r->source, "http://", 7) == 0 || strncmp(r->source, "https://", 8) == 0)
@@ -336,14 +410,11 @@ static int use_request(struct pull_job *j, const struct pull_request *r, struct 
                        "'%.*s' is not a directory: versions are read from directories beneath "
                        "--allow-path only",
                        utf8_cut(r->source, 200), r->source);
-    if (!same && r->version != 0 && s->version != PULL_NO_VERSION && s->source[0] != '\0')
-        return err_set(e, ERR_PRECONDITION, "/source",
-                       "version %llu of another directory is served ('%.*s'): begin a run with "
-                       "version 0",
-                       (unsigned long long)s->version, utf8_cut(s->source, 200), s->source);
-    s->form = (enum pull_form)r->form;
-    (void)snprintf(s->source, sizeof s->source, "%s", r->source);
-    (void)snprintf(s->name, sizeof s->name, "%s", r->name);
+    while (len > 1 && r->source[len - 1] == '/')
+        len--;
+    p->form = (enum pull_form)r->form;
+    (void)snprintf(p->source, sizeof p->source, "%.*s", (int)len, r->source);
+    (void)snprintf(p->name, sizeof p->name, "%s", r->name);
     j->target = r->version;
     return 0;
 }
@@ -353,7 +424,6 @@ static int run_pull(struct pull_job *j, const struct pull_request *r, struct err
 {
     note_served(j);
     if (use_request(j, r, e) == 0) {
-        drop_pulled(j);
         if ((j->target == 0 ? begin_run(j, e) : pull_version(j, e)) == 0)
             return 0;
         say_ended(j, e);
@@ -396,7 +466,21 @@ int handle_pull(struct app *app, struct http_request *x, struct err *e)
 
 bool pull_is_named(const struct app *app, const char *path)
 {
-    return pull_chain_is_named(chain_of(app), path);
+    struct store_info info;
+
+    store_info(app->weights->store, &info);
+    return pull_chain_is_named(chain_of(app), path, info.serial);
+}
+
+/* What is pulled is served, under this serial. */
+static void note_committed(struct pull_state *s, uint64_t serial)
+{
+    s->version = s->pulled;
+    s->place = s->pulled_place;
+    s->serial = serial;
+    s->ended = PULL_NO_VERSION;
+    s->base_unchecked = s->base_unchecked && !s->pulled_whole;
+    s->committed = true;
 }
 
 static void pull_committed(void *arg, const struct update_info *info, const struct err *e)
@@ -407,15 +491,9 @@ static void pull_committed(void *arg, const struct update_info *info, const stru
     struct http_request *x = j->x;
     struct app *app = j->app;
 
-    if (info->phase == UPDATE_COMMITTED) {
-        j->state.version = j->target;
-        j->state.serial = info->serial;
-        j->state.ended = PULL_NO_VERSION;
-        j->state.base_unchecked = j->state.base_unchecked && !j->state.pulled_whole;
-    }
-    j->state.pulled = PULL_NO_VERSION;
-    j->state.pulled_whole = false;
-    j->state.update_id[0] = '\0';
+    if (info->phase == UPDATE_COMMITTED)
+        note_committed(&j->state, info->serial);
+    forget_pulled(&j->state);
     job_end(j);
     if (update_requester_new(&asker, app, x, NULL, &none) == 0)
         update_reply_done(asker, info, e);
@@ -431,8 +509,8 @@ static int rename_served(struct pull_job *j, const char *label, struct err *e)
 
     if (store_set_label(j->app->weights->store, label, j->state.serial, &serial, e) != 0)
         return -1;
-    j->state.version = j->target;
-    j->state.pulled = PULL_NO_VERSION;
+    note_committed(&j->state, serial);
+    forget_pulled(&j->state);
     job_end(j);
     reply_json(x, 200,
                json_pack("{s:s, s:s, s:I, s:i}", "phase", "committed", "weight_version", label,
@@ -461,7 +539,7 @@ static int check_pulled(struct pull_job *j, const char *label, struct err *e)
     return 0;
 }
 
-static int commit_job(struct pull_job *j, const char *label, struct err *e)
+static int commit_job(struct pull_job *j, const char *label, bool abort_requests, struct err *e)
 {
     char number[24];
 
@@ -471,24 +549,23 @@ static int commit_job(struct pull_job *j, const char *label, struct err *e)
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)j->target);
     if (label == NULL)
         label = number;
-    if (j->state.update_id[0] == '\0') {
-        if (j->state.version == PULL_NO_VERSION)
-            return err_set(e, ERR_CONFLICT, "",
-                           "another version was committed since the pull: pull again");
+    /* Before the commit: generations that are sent after the reply must not be aborted. */
+    if (abort_requests && (j->state.update_id[0] == '\0' || pulled_waits(j->app, &j->state)))
+        (void)generations_abort(j->app->generate->generations, NULL, 0);
+    if (j->state.update_id[0] == '\0')
         return rename_served(j, label, e);
-    }
     if (updates_finish(j->app->weights->updates, j->state.update_id, label, NULL, 0, pull_committed,
                        j, e) == 0)
         return 0;
     if (e->code == ERR_NOT_FOUND || e->code == ERR_ENDED) {
         err_append(e, "; pull the version again");
-        j->state.pulled = PULL_NO_VERSION;
-        j->state.update_id[0] = '\0';
+        forget_pulled(&j->state);
     }
     return -1;
 }
 
-int pull_commit(struct app *app, struct http_request *x, const char *label, struct err *e)
+int pull_commit(struct app *app, struct http_request *x, const char *label, bool abort_requests,
+                struct err *e)
 {
     struct pull_job *j;
 
@@ -503,7 +580,7 @@ int pull_commit(struct app *app, struct http_request *x, const char *label, stru
     }
     j->app = app;
     j->x = x;
-    if (commit_job(j, label, e) == 0)
+    if (commit_job(j, label, abort_requests, e) == 0)
         return 0;
     job_end(j);
     return -1;
@@ -524,7 +601,7 @@ int handle_pull_commit(struct app *app, struct http_request *x, struct err *e)
                      utf8_cut(r.name, 200), r.name);
     (void)snprintf(label, sizeof label, "%llu", (unsigned long long)r.version);
     json_decref(body);
-    return rc == 0 ? pull_commit(app, x, label, e) : -1;
+    return rc == 0 ? pull_commit(app, x, label, false, e) : -1;
 }
 
 /* ---- an update around it ---- */
@@ -536,8 +613,9 @@ bool pull_session_start(struct app *app)
     bool begins = false;
 
     if (s != NULL && pull_chain_take(chain_of(app), s, &ignored) == 0) {
-        begins = s->form == PULL_SKYRL && s->pulled != PULL_NO_VERSION;
+        begins = pulled_waits(app, s) && s->pulled_place.form == PULL_SKYRL;
         s->session = begins;
+        s->committed = false;
         pull_chain_put(chain_of(app), s);
     }
     free(s);
@@ -556,6 +634,8 @@ int pull_session_finish(bool *ended, struct app *app, struct err *e)
         if (s->session && s->pulled != PULL_NO_VERSION)
             rc = err_set(e, ERR_CONFLICT, "", "version %llu is fetched, but was not committed",
                          (unsigned long long)s->pulled);
+        else if (s->session && !s->committed)
+            rc = err_set(e, ERR_CONFLICT, "", "what was fetched was not committed: fetch it again");
         s->session = false;
         pull_chain_put(chain_of(app), s);
     }

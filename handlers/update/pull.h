@@ -13,8 +13,9 @@ struct http_request;
 
 /* handle_pull - members source (a directory beneath --allow-path), version, name. Version 0 begins
  * a run: what is served must be the model that the server started with.
- * Answers {version, served, n_versions, n_tensors, base}; "base": "unchecked" without such a model,
- * and for the whole run that began so.
+ * Answers {version, served, n_versions, n_tensors, base}; "served" is null if no version of this
+ * directory is known to be; "base": "unchecked" without such a model, and for the whole run that
+ * began so.
  * Threads: an executor that may block on a disk. The answer comes when the version is proven, or
  * with the reason why not; nothing of a refused one is kept.
  * Errors: those of pull_open, of an update's start, of its bytes and of its proof; ERR_CONFLICT (a
@@ -22,15 +23,19 @@ struct http_request;
  * base model is not served), ERR_FORBIDDEN. */
 int handle_pull(struct app *app, struct http_request *x, struct err *e);
 
-/* pull_is_named - is `path` the name of what was pulled, and no path? */
+/* pull_is_named - is `path` the name of what was pulled, or of the version that is served, and no
+ * path? The name of a refused pull is none. Threads: any. */
 bool pull_is_named(const struct app *app, const char *path);
 
 /* pull_commit - commit what was pulled, and answer as a finish does.
- * @label  the version's name, which must be its number; NULL: its number
+ * @label           the version's name, which must be its number; NULL: its number
+ * @abort_requests  end every generation, once the request has been checked
+ * Threads: any; the answer may come from another.
  * Errors: ERR_CONFLICT (nothing is pulled), ERR_PRECONDITION at /weight_version (another version is
  * pulled), those of updates_finish and store_set_label. The answer may be an error of the commit;
  * the pull then begins again. */
-int pull_commit(struct app *app, struct http_request *x, const char *label, struct err *e);
+int pull_commit(struct app *app, struct http_request *x, const char *label, bool abort_requests,
+                struct err *e);
 
 /* handle_pull_commit - the same for a request with the members name and version. */
 int handle_pull_commit(struct app *app, struct http_request *x, struct err *e);
@@ -38,9 +43,10 @@ int handle_pull_commit(struct app *app, struct http_request *x, struct err *e);
 /* Clients of SkyRL begin and end an update around the commit of what they fetched; both say nothing
  * of it.
  * pull_session_start - does one begin now? It does if a version of SkyRL's form waits for its
- * commit.
- * pull_session_finish - does one end now? Errors: ERR_CONFLICT: it does, but its version was not
- * committed. */
+ * commit: its update is still open.
+ * pull_session_finish - does one end now? Errors: ERR_CONFLICT: it does, but nothing was committed
+ * since its start.
+ * Threads: any. */
 bool pull_session_start(struct app *app);
 int pull_session_finish(bool *ended, struct app *app, struct err *e);
 

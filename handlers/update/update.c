@@ -1,6 +1,7 @@
 /* POST /v1/update_weights: a bucket of a session, or a whole update. The bytes come from GPUs,
  * from shared memory, from files, or are the body itself. */
 #include "weights/update/update.h"
+#include "base/utf8.h"
 #include "control/generations.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
@@ -221,6 +222,30 @@ static int reply_no_tensors(const struct app_weights *weights, struct http_reque
     return rc;
 }
 
+/* What was pulled has its tensors, its base and its proof: nothing else may be said of them. */
+static int check_names_pulled(const json_t *body, struct err *e)
+{
+    static const char *const allowed[] = {"path", "weight_version", "abort_requests"};
+    char field[ERR_FIELD_MAX];
+    const char *name;
+    json_t *value;
+
+    json_object_foreach(json_mutable(body), name, value)
+    {
+        bool known = json_is_null(value);
+
+        for (size_t i = 0; i < sizeof allowed / sizeof allowed[0]; i++)
+            known = known || strcmp(name, allowed[i]) == 0;
+        if (known)
+            continue;
+        (void)snprintf(field, sizeof field, "/%.*s", utf8_cut(name, 64), name);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "path names what was pulled, which is committed as it is: only "
+                       "weight_version and abort_requests go with it");
+    }
+    return 0;
+}
+
 static int update_from_json(struct app *app, struct http_request *x, const json_t *body,
                             const struct body_columns *text, struct err *e)
 {
@@ -233,14 +258,9 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
 
     if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
         return -1;
-    if (w.path != NULL && pull_is_named(app, w.path)) {
-        if (w.delta || w.base_version != NULL)
-            return err_set(e, ERR_BAD_REQUEST, w.delta ? "/delta" : "/base_version",
-                           "path names what was pulled: it is proven, and its base is known");
-        if (w.abort_requests)
-            (void)generations_abort(app->generate->generations, NULL, 0);
-        return pull_commit(app, x, w.label, e);
-    }
+    if (w.path != NULL && pull_is_named(app, w.path))
+        return check_names_pulled(body, e) != 0 ? -1
+                                                : pull_commit(app, x, w.label, w.abort_requests, e);
     if (id[0] != '\0')
         w.update_id = id;
     c = update_chunk_new(e);

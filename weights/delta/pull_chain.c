@@ -33,12 +33,20 @@ void pull_chain_free(struct pull_chain *c)
     free(c);
 }
 
-bool pull_chain_is_named(struct pull_chain *c, const char *name)
+static bool place_is_named(const struct pull_place *p, const char *name)
+{
+    return p->name[0] != '\0' && strcmp(p->name, name) == 0;
+}
+
+bool pull_chain_is_named(struct pull_chain *c, const char *name, uint64_t serial)
 {
     mtx_auto held = mtx_hold(&c->lock);
+    const struct pull_state *s = &c->state;
 
     (void)held;
-    return c->state.name[0] != '\0' && strcmp(c->state.name, name) == 0;
+    return (s->pulled != PULL_NO_VERSION && place_is_named(&s->pulled_place, name)) ||
+           (s->version != PULL_NO_VERSION && s->serial == serial &&
+            place_is_named(&s->place, name));
 }
 
 int pull_chain_take(struct pull_chain *c, struct pull_state *out, struct err *e)

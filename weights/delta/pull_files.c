@@ -20,7 +20,8 @@
 
 enum {
     FILE_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK,
-    FRAME_HEAD_MAX = 18, /* bytes, of a zstd frame */
+    FRAME_HEAD_MAX = 18,          /* bytes, of a zstd frame */
+    FRAME_SPARE_NBYTES = 4 << 10, /* beyond ZSTD_compressBound: for frames of many small blocks */
     COMPARE_NBYTES = 64 << 10,
     CHANGES_CAP_MIN = 64,
     METADATA_DEPTH_MAX = 8
@@ -413,7 +414,8 @@ static int check_repeated(const struct pull *p, const struct pull_change *before
                    utf8_cut_name(name), name, p->files[before->file].name, p->files[c->file].name);
 }
 
-/* The size that the frame states is the only one that it may have. */
+/* The size that the frame states is the only one that it may have, and bounds that of the frame,
+ * which is read into memory as a whole. */
 static int check_frame(const struct pull *p, const struct pull_change *c, struct err *e)
 {
     const struct tensor_spec *t = change_spec(p, c);
@@ -439,6 +441,11 @@ static int check_frame(const struct pull *p, const struct pull_change *c, struct
                        utf8_cut_name(t->name), t->name, content,
                        c->how == PULL_XOR ? "xor" : "positions and values",
                        (unsigned long long)t->nbytes);
+    if (c->nbytes > ZSTD_compressBound(content) + FRAME_SPARE_NBYTES)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "the payload of tensor '%.*s' has %llu bytes, more than any frame of %llu "
+                       "bytes has",
+                       utf8_cut_name(t->name), t->name, (unsigned long long)c->nbytes, content);
     if (c->how == PULL_OVERWRITE && t->nbytes > PULL_OVERWRITE_NBYTES_MAX)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "tensor '%.*s' has %llu bytes, and positions of 32 bits do not reach beyond "

@@ -170,18 +170,27 @@ static int read_number(uint64_t *out, const char *text, const char *name, struct
     return 0;
 }
 
-/* @c  gets the encoding and the hash */
-static int check_metadata(const struct metadata *m, uint64_t number, struct pull_change *c,
-                          struct err *e)
+static int check_version(const struct metadata *m, uint64_t number, struct err *e)
 {
-    uint64_t version, base;
+    uint64_t version;
 
-    if (read_number(&version, m->version, "version", e) != 0 ||
-        read_number(&base, m->base_version, "base_version", e) != 0)
+    if (read_number(&version, m->version, "version", e) != 0)
         return -1;
     if (version != number)
         return err_set(e, ERR_BAD_REQUEST, "", INDEX ": its version is %llu, unlike its directory",
                        (unsigned long long)version);
+    return 0;
+}
+
+/* @c  gets the encoding and the hash */
+static int check_metadata(const struct metadata *m, uint64_t number, struct pull_change *c,
+                          struct err *e)
+{
+    uint64_t base;
+
+    if (check_version(m, number, e) != 0 ||
+        read_number(&base, m->base_version, "base_version", e) != 0)
+        return -1;
     if (base + 1 != number)
         return err_set(e, ERR_PRECONDITION, "",
                        INDEX ": it builds on version %llu, not on the one before it",
@@ -302,6 +311,9 @@ static int slime_read_files(struct pull *p, struct pull_version *v, struct slime
 
     v->whole = x->metadata.delta_encoding[0] == '\0';
     if (!v->whole && check_metadata(&x->metadata, v->number, &c, e) != 0)
+        return -1;
+    if (v->whole && x->metadata.version[0] != '\0' &&
+        check_version(&x->metadata, v->number, e) != 0)
         return -1;
     if ((x->has_map ? pull_check_listed(dirfd, &x->files, e)
                     : pull_list_files(dirfd, &x->files, e)) != 0)

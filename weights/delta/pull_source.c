@@ -4,6 +4,7 @@
 #include "weights/delta/pull_priv.h"
 
 #include "base/utf8.h"
+#include "memory/slab.h"
 
 #include <endian.h>
 #include <stdlib.h>
@@ -13,12 +14,6 @@
 
 enum { COUNT_NBYTES = 4, POSITION_NBYTES = 4 }; /* of overwrite */
 
-/* Memory that grows. */
-struct room {
-    char *at; /* owned */
-    uint64_t nbytes;
-};
-
 struct pull_source {
     struct source source; /* first */
     struct pull *p;       /* owned */
@@ -26,22 +21,17 @@ struct pull_source {
     uint64_t serial;
     const struct version *base; /* pinned; NULL until the first fill, and for a whole checkpoint */
     struct delta_merge *merge;  /* owned */
-    struct room payload, content;
+    struct slab *payload, *content; /* one reference each: of one tensor; NULL: none yet */
 };
 
-static int room_reserve(struct room *r, uint64_t nbytes, struct err *e)
+/* Makes *room at least so large; what was in it is lost. */
+static int room_reserve(struct pull_source *s, struct slab **room, uint64_t nbytes, struct err *e)
 {
-    char *at;
-
-    if (nbytes <= r->nbytes)
+    if (*room != NULL && nbytes <= (*room)->nbytes)
         return 0;
-    at = realloc(r->at, nbytes);
-    if (at == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %llu bytes",
-                       (unsigned long long)nbytes);
-    r->at = at;
-    r->nbytes = nbytes;
-    return 0;
+    slab_unref(*room);
+    *room = NULL;
+    return store_scratch(s->store, nbytes, room, e);
 }
 
 /* ---- one tensor ---- */
@@ -55,7 +45,7 @@ static int merge_xor(struct pull_source *s, const struct tensor_spec *t,
         .unit = 1,
         .positions = {.i = TENSOR_LIST_NO_TENSOR},
         .values = {.i = TENSOR_LIST_NO_TENSOR, .nbytes = t->nbytes, .zstd = true}};
-    struct delta_bytes values = {s->payload.at, c->nbytes}, none = {"", 0};
+    struct delta_bytes values = {s->payload->base, c->nbytes}, none = {"", 0};
 
     if (delta_merge_begin(s->merge, t, &d, none, values, e) != 0)
         return -1;
@@ -83,26 +73,28 @@ static int merge_overwrite(struct pull_source *s, const struct tensor_spec *t,
                                    .position_nbytes = POSITION_NBYTES,
                                    .positions = {.i = TENSOR_LIST_NO_TENSOR},
                                    .values = {.i = TENSOR_LIST_NO_TENSOR}};
-    uint64_t nbytes = ZSTD_getFrameContentSize(s->payload.at, c->nbytes);
+    const char *payload = s->payload->base;
+    uint64_t nbytes = ZSTD_getFrameContentSize(payload, c->nbytes);
     struct delta_bytes positions, values;
+    const char *content;
     uint32_t count;
     size_t got;
 
-    if (ZSTD_findFrameCompressedSize(s->payload.at, c->nbytes) != c->nbytes)
+    if (ZSTD_findFrameCompressedSize(payload, c->nbytes) != c->nbytes)
         return refuse_content(t, "its frame is damaged, cut, or followed by other bytes", e);
     if (nbytes < COUNT_NBYTES || (nbytes - COUNT_NBYTES) / (POSITION_NBYTES + 1) > t->nbytes)
         return refuse_content(t, "its frame changed while it was read", e);
-    if (room_reserve(&s->content, nbytes, e) != 0)
+    if (room_reserve(s, &s->content, nbytes, e) != 0)
         return -1;
-    got = ZSTD_decompress(s->content.at, nbytes, s->payload.at, c->nbytes);
+    got = ZSTD_decompress(s->content->base, nbytes, payload, c->nbytes);
     if (ZSTD_isError(got) || got != nbytes)
         return refuse_content(t, "its frame is damaged", e);
-    memcpy(&count, s->content.at, sizeof count);
+    content = s->content->base;
+    memcpy(&count, content, sizeof count);
     count = le32toh(count);
     if (nbytes != COUNT_NBYTES + (uint64_t)count * (POSITION_NBYTES + 1))
         return refuse_content(t, "its count does not fit its size", e);
-    positions = (struct delta_bytes){s->content.at + COUNT_NBYTES,
-                                     (uint64_t)count * POSITION_NBYTES};
+    positions = (struct delta_bytes){content + COUNT_NBYTES, (uint64_t)count * POSITION_NBYTES};
     values = (struct delta_bytes){(const char *)positions.data + positions.nbytes, count};
     return delta_apply(s->merge, dst, t, &d, dst, positions, values, e);
 }
@@ -132,8 +124,8 @@ static int pull_apply_change(struct pull_source *s, const struct tensor_spec *t,
 
     if (c->how == PULL_WHOLE)
         return pull_pread(f, dst, t->nbytes, c->offset, e);
-    if (room_reserve(&s->payload, c->nbytes, e) != 0 ||
-        pull_pread(f, s->payload.at, c->nbytes, c->offset, e) != 0)
+    if (room_reserve(s, &s->payload, c->nbytes, e) != 0 ||
+        pull_pread(f, s->payload->base, c->nbytes, c->offset, e) != 0)
         return -1;
     rc = c->how == PULL_XOR ? merge_xor(s, t, c, dst, progress, e)
                             : merge_overwrite(s, t, c, dst, e);
@@ -175,14 +167,19 @@ static int make_tensor(struct pull_source *s, uint32_t index, char *dst,
 /* An update is staged now: no other version can be committed until it ends. */
 static int pin_pull_base(struct pull_source *s, struct err *e)
 {
+    const struct version *v;
+
     if (s->base != NULL || pull_is_whole(s->p))
         return 0;
-    if (store_pin(s->store, &s->base, e) != 0)
+    if (store_pin(s->store, &v, e) != 0)
         return -1;
-    return s->base->serial == s->serial
-               ? 0
-               : err_set(e, ERR_CONFLICT, "",
-                         "another version was committed since the pull began: pull again");
+    if (v->serial == s->serial) {
+        s->base = v;
+        return 0;
+    }
+    store_unpin(s->store, v);
+    return err_set(e, ERR_CONFLICT, "",
+                   "another version was committed since the pull began: pull again");
 }
 
 static int pull_fill(struct source *source, const struct tensor_list *list, uint32_t first,
@@ -239,8 +236,8 @@ static void source_fini(struct pull_source *s)
     store_unpin(s->store, s->base);
     pull_close(s->p);
     delta_merge_free(s->merge);
-    free(s->payload.at);
-    free(s->content.at);
+    slab_unref(s->payload);
+    slab_unref(s->content);
 }
 
 static void pull_source_close(struct source *source)

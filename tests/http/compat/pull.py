@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import sys
+import threading
 
 BATON, MODEL, DELTAS, FOLDER, FAKECUDA = sys.argv[1:6]
-from fleet_world import Server  # noqa: E402
+from fleet_world import Server, until  # noqa: E402
 
 SOURCE, LOCAL = os.path.join(FOLDER, "published"), os.path.join(FOLDER, "local_checkpoint")
 STEPS = os.path.join(MODEL, "checkpoints")
@@ -327,6 +328,139 @@ def skyrl():
         refused("delta", t.post, "/update_weights", {"update_info": {"target_version": 1, "uri": "x"}})
 
 
+def whole_in(directory, version):
+    """A whole checkpoint, the base, as a version."""
+    place = os.path.join(directory, f"weight_v{version:06d}")
+    shutil.rmtree(place, ignore_errors=True)
+    os.makedirs(place)
+    shutil.copy(os.path.join(STEPS, "step-00000.safetensors"), os.path.join(place, "model.safetensors"))
+    return place
+
+
+def only_the_name():
+    """The commit takes no other member, and aborts no generation unless it begins."""
+    with World() as server:
+        t = Trainer(server, "slime/xor-adler32")
+        t.begin()
+        t.publish(1)
+        t.pull(1)
+        for member in ({"partial": True}, {"partial": False}, {"delta": True}, {"base_version": "base"}, {"convert": True},
+                       {"chunk_id": "x"}, {"update_id": "upd-x"}, {"names": ["x"]}, {"checksums": ["0" * 32]}):
+            status, said = server.post("/v1/update_weights", {"path": LOCAL, "weight_version": "1", **member})
+            same((status, said["error"]["param"]), (400, "/" + next(iter(member))), f"{member}: {said}")
+        server.serves(0, "base")
+        for version, reason in (2, "length"), (1, "abort"):
+            found = []
+            t.post("/pause_generation", {})
+            client = threading.Thread(target=lambda: found.append(server.post("/v1/completions", PROMPT)))
+            client.start()
+            until("the generation is there", lambda: server.status()["admission"]["generate"]["waiting"] == 1)
+            status, said = server.post("/update_weights_from_disk", {
+                "model_path": LOCAL, "weight_version": str(version), "abort_all_requests": True})
+            same(said["success"], version == 1, f"reload: {said}")
+            t.post("/continue_generation", {})
+            client.join()
+            same(found[0][1]["choices"][0]["finish_reason"], reason, f"the generation: {found}")
+        server.serves(1)
+
+
+def refused_and_retried():
+    """A refusal changes nothing that is known; what is sent again for a lost answer is taken."""
+    other, full = os.path.join(FOLDER, "other"), os.path.join(FOLDER, "full")
+    with World() as server:
+        t = Trainer(server, "slime/xor-adler32")
+        t.begin()
+        os.mkdir(full)
+        shutil.copy(os.path.join(STEPS, "step-00000.safetensors"), os.path.join(full, "model.safetensors"))
+        said = server.post("/pull_weights", {"local_checkpoint_dir": full, "source_dir": SOURCE, "target_version": 9})[1]
+        same(said["success"], False, f"version 9: {said}")
+        status, said = server.post("/v1/update_weights", {"path": full, "weight_version": "full"})
+        same(status, 200, f"the name of a refused pull is a path: {said}")
+        t.begin()
+        t.publish(1)
+        t.pull(1)
+        refused("weight_v000003", t.pull, 3)
+        t.reload(1)  # what was pulled before the refusal
+        server.serves(1)
+        serial = server.status()["weights"]["serial"]
+        t.pull(1)
+        t.reload(1)  # both again
+        same(server.status()["weights"]["serial"], serial, "serial")
+        server.serves(1)
+        refused("is not the base model's", t.pull, 0)
+        t.publish(2)
+        t.pull(2, SOURCE + "/")  # version 1 is still known
+        refused("version 2 is pulled", t.reload, 1)
+        t.reload(2)
+        server.serves(2)
+        t.pull(2)
+        whole(server)
+        refused("", t.reload, 2)
+        server.serves(0, "base")
+        t.begin()
+        t.update(1)
+        t.publish(2)
+        for name in os.listdir(SOURCE):
+            shutil.copytree(os.path.join(SOURCE, name), os.path.join(other, name))
+        refused("another directory", t.pull, 2, other)
+        whole_in(other, 2)
+        t.pull(2, other)
+        t.pull(2)  # instead: version 1 of this one is served
+        t.reload(2)
+        server.serves(2)
+        has(t.pull(2, other)["message"], "Version 2 is proven", "the same number elsewhere")
+        t.reload(2)
+        server.serves(0, "2")
+        refused("another directory is served", t.pull, 2)
+        refused("another directory is served", t.pull, 4)
+        place = whole_in(other, 3)
+        for version, word in ("000002", "unlike its directory"), ("3.0", "is not a number"):
+            with open(os.path.join(place, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+                json.dump({"metadata": {"version": version}, "weight_map": {n: "model.safetensors" for n in BASE}}, f)
+            refused(word, t.pull, 3, other)
+        server.serves(0, "2")
+
+
+def sessions():
+    """Only SkyRL's own start and finish go around what was fetched, and only while it waits."""
+    rpc = {"method": "skyrl_start_weight_update", "kwargs": {"is_checkpoint_format": True}}
+    with World() as server:
+        t = SkyRL(server, "skyrl/many-files")
+
+        def end():
+            same(server.post("/v1/update_weights/abort", {"update_id": server.status()["update"]["update_id"]})[0], 200, "abort")
+
+        t.begin()
+        t.publish(1)
+        t.pull(1)
+        t.post("/collective_rpc", rpc)
+        end()  # as its lease would
+        refused("pull the version again", t.post, "/update_weights", {"update_info": t.info(1)})
+        refused("not committed", t.post, "/collective_rpc", {"method": "skyrl_finish_weight_update"})
+        server.serves(0, "base")
+        for path, body, finish in (("/start_weight_update", {"is_checkpoint_format": True}, "/finish_weight_update"),
+                                   ("/begin_weight_update", {}, "/end_weight_update"), ("/collective_rpc", rpc, None)):
+            t.pull(1)
+            t.post("/collective_rpc", rpc)
+            same(server.post(path, body)[0] == 200, finish is None, f"{path} beside what waits")
+            end()
+            t.post(path, body)
+            same(server.status()["update"]["phase"], "open", f"{path} opens an update")
+            status, said = server.post(finish or "/collective_rpc", {} if finish else {"method": "skyrl_finish_weight_update"})
+            same(status == 200 and said.get("success", True), False, f"nothing was sent: {said}")
+            if server.status()["update"] is not None:
+                end()
+        t.pull(1)
+        t.reload(1)
+        server.serves(1)
+        t.pull(1)
+        same(server.post("/start_weight_update", {"is_checkpoint_format": True})[0], 200, "beside what is served")
+        same(server.status()["update"]["phase"], "open", "an update is open")
+        end()
+        t.reload(1)
+        server.serves(1)
+
+
 def unchecked():
     """Started without weights, it cannot compare what it serves with a base model: every reply of the run says so."""
     options = ("--engine", "none", "--manifest", os.path.join(STEPS, "step-00000.safetensors"), "--weights", "none", "--allow-path", FOLDER)
@@ -344,9 +478,6 @@ def unchecked():
         same({n: found[n] for n in EXPECTED[1]}, EXPECTED[1], "version 1")
         shutil.copy(os.path.join(STEPS, "step-00000.safetensors"), os.path.join(SOURCE, "weight_v000002", "model.safetensors"))
         same("unchecked" in t.pull(2)["message"], False, "a whole version needs no base")
-        for name in "delta", "base_version":
-            status, said = server.post("/v1/update_weights", {"path": LOCAL, "base_version": "1", "delta": name == "delta"})
-            same((status, said["error"]["param"]), (400, f"/{name}"), f"{name}: {said}")
         t.post("/update_weights_from_disk", {"model_path": LOCAL, "weight_version": "2"})
         same("unchecked" in t.pull(2)["message"], False, "the run goes on from it")
         skyrl = SkyRL(server, "skyrl/many-files")
@@ -363,5 +494,8 @@ on_a_gpu()
 faults()
 whole_versions()
 skyrl()
+only_the_name()
+refused_and_retried()
+sessions()
 unchecked()
 print(f"ok: {n_checks} checks")

@@ -50,6 +50,8 @@ static void test_every_set_all_versions_at_once(void **state)
 #define FILE0 "model-00000-of-00001.safetensors"
 #define LAST  "model.norm.weight"
 
+enum { PADDING = 16 << 10 }; /* behind a frame */
+
 /* ---- what is refused ---- */
 
 static void remove_file(void)
@@ -187,7 +189,7 @@ struct payload {
     const char *name, *sum;
     const void *content;
     size_t nbytes;
-    enum { FRAME, NO_SIZE, TRAILING, NO_FRAME } how;
+    enum { FRAME, NO_SIZE, TRAILING, PADDED, NO_FRAME } how;
 };
 
 static size_t compress(char *out, size_t cap, const struct payload *p)
@@ -203,6 +205,11 @@ static size_t compress(char *out, size_t cap, const struct payload *p)
     (void)ZSTD_freeCCtx(c);
     if (p->how == TRAILING)
         out[n++] = 0;
+    if (p->how == PADDED) {
+        assert_true(n + PADDING <= cap);
+        memset(out + n, 0, PADDING);
+        n += PADDING;
+    }
     if (p->how == NO_FRAME)
         memset(out, 0x41, n);
     return n;
@@ -360,6 +367,7 @@ static void test_frames_are_read_strictly(void **state)
         {NORM_NBYTES, NO_SIZE, sum, ERR_BAD_REQUEST, "states its size"},
         {NORM_NBYTES, NO_FRAME, sum, ERR_BAD_REQUEST, LAST},
         {NORM_NBYTES, TRAILING, sum, ERR_BAD_REQUEST, "follow"},
+        {NORM_NBYTES, PADDED, sum, ERR_BAD_REQUEST, "more than any frame of 256 bytes has"},
         {NORM_NBYTES, FRAME, "12345678", ERR_CHECKSUM, LAST},
         {NORM_NBYTES, FRAME, "1234567", ERR_BAD_REQUEST, "no checksum"},
         {NORM_NBYTES, FRAME, "1234567G", ERR_BAD_REQUEST, "no checksum"},
@@ -479,6 +487,71 @@ static void test_another_base_is_noticed(void **state)
     bench_close(&b);
 }
 
+/* A fill after the refused one is refused too. */
+static void test_another_base_stays_refused(void **state)
+{
+    struct progress progress = {.deadline_us = CLOCK_NEVER};
+    struct bench b;
+    struct pull *p = NULL;
+    struct source *s = NULL;
+    const struct tensor_list *list;
+    struct err e = {0};
+    void *out;
+
+    (void)state;
+    setup(&b);
+    assert_int_equal(open_at(&p, &b, PULL_SLIME, DELTA "slime/xor-adler32", 0, 1, &e), 0);
+    list = pull_tensors(p);
+    out = malloc(list->tensors[0].nbytes);
+    assert_non_null(out);
+    assert_int_equal(pull_source(&s, p, b.store, serial_of(&b), &e), 0);
+    serve_base(&b);
+    for (int i = 0; i < 2; i++) {
+        err_clear(&e);
+        assert_int_equal(s->ops->fill(s, list, 0, 1, out, &progress, &e), -1);
+        assert_int_equal(e.code, ERR_CONFLICT);
+    }
+    source_close(s);
+    free(out);
+    bench_close(&b);
+}
+
+/* The memory for frames and what they hold is the store's, which has a bound. */
+static void test_frames_count_as_memory_for_weights(void **state)
+{
+    static const char *const of[] = {"slime/xor-adler32", "slime/overwrite-blake3"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        struct progress progress = {.deadline_us = CLOCK_NEVER};
+        char path[PATH_MAX_];
+        struct slab_stats before, after;
+        struct bench b;
+        struct pull *p = NULL;
+        struct source *s = NULL;
+        const struct tensor_list *list;
+        struct err e = {0};
+        void *out;
+
+        setup(&b);
+        (void)snprintf(path, sizeof path, DELTA "%s", of[i]);
+        assert_int_equal(open_at(&p, &b, PULL_SLIME, path, 0, 1, &e), 0);
+        list = pull_tensors(p);
+        out = malloc(list->tensors[0].nbytes);
+        assert_non_null(out);
+        assert_int_equal(pull_source(&s, p, b.store, serial_of(&b), &e), 0);
+        slab_pool_stats(b.store->scratch, &before);
+        assert_int_equal(s->ops->fill(s, list, 0, 1, out, &progress, &e), 0);
+        slab_pool_stats(b.store->scratch, &after);
+        assert_int_equal(after.n_live - before.n_live, i + 1);
+        source_close(s);
+        slab_pool_stats(b.store->scratch, &after);
+        assert_int_equal(after.n_live, before.n_live);
+        free(out);
+        bench_close(&b);
+    }
+}
+
 static void test_a_served_version_is_proven(void **state)
 {
     struct progress progress = {.deadline_us = CLOCK_NEVER};
@@ -539,6 +612,8 @@ int main(void)
         cmocka_unit_test(test_a_tensor_in_two_files),
         cmocka_unit_test(test_a_chain_has_a_limit_and_a_base),
         cmocka_unit_test(test_another_base_is_noticed),
+        cmocka_unit_test(test_another_base_stays_refused),
+        cmocka_unit_test(test_frames_count_as_memory_for_weights),
         cmocka_unit_test(test_a_served_version_is_proven),
         cmocka_unit_test(test_the_base_model_is_compared),
     };
