@@ -22,6 +22,9 @@ cleanup() {
     wait "$SERVER_PID" 2>/dev/null || true
   fi
   if ((rc != 0)) && [[ -f $WORK/log ]]; then
+    # a sanitizer's report may be far from the end; it names what deploy/test.sh looks for
+    grep --text --extended-regexp --after-context=60 'WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer|runtime error:' \
+      "$WORK/log" | head --lines=400 >&2 || true
     echo "--- end of the server's log" >&2
     tail --lines=40 "$WORK/log" >&2
   fi
