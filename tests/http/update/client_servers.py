@@ -315,7 +315,7 @@ def inputs(url):
     wrong([WORK, "has no .safetensors file"], WORK, url)
     wrong(["/nothing/here", "No such file"], "/nothing/here", url)
     wrong(["/nothing/here", "No such file"], "/nothing/here", [url, url + "/"])
-    wrong(["tensor 'a'", "complex64", "known: BF16"], {"a": numpy.zeros(2, numpy.complex64)}, url)
+    wrong(["tensor 'a'", "complex128", "known: BF16"], {"a": numpy.zeros(2, numpy.complex128)}, url)
     wrong(["tensor 'a' is a list, not a torch"], {"a": [1.0]}, url)
     wrong(["tensor 'a' is a NoneType"], {"a": None}, [url])
     wrong(["nothing to push"], {}, url)
