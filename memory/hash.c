@@ -1,6 +1,7 @@
 /* The hashes of peers' files. xxh3-128 is libxxhash's, which is only a header here. */
 #include "memory/hash.h"
 
+#include "base/hex.h"
 #include "memory/blake3.h"
 
 #include <nettle/sha2.h>
@@ -51,17 +52,6 @@ bool hash_text_valid(enum hash_kind kind, const char *text)
     size_t len = 2 * kinds[kind].nbytes;
 
     return strlen(text) == len && strspn(text, "0123456789abcdef") == len;
-}
-
-static void write_hex(char *out, const uint8_t *bytes, size_t n)
-{
-    static const char digits[] = "0123456789abcdef";
-
-    for (size_t i = 0; i < n; i++) {
-        *out++ = digits[bytes[i] >> 4];
-        *out++ = digits[bytes[i] & 15];
-    }
-    *out = '\0';
 }
 
 static void adler_add(struct hash *h, const uint8_t *from, size_t nbytes)
@@ -142,7 +132,7 @@ static void xxh_text(XXH128_hash_t sum, char *out)
     XXH128_canonical_t bytes;
 
     XXH128_canonicalFromHash(&bytes, sum);
-    write_hex(out, bytes.digest, sizeof bytes.digest);
+    hex_text(out, bytes.digest, sizeof bytes.digest);
 }
 
 void hash_text(const struct hash *h, char out[HASH_TEXT_MAX + 1])
@@ -165,7 +155,7 @@ void hash_text(const struct hash *h, char out[HASH_TEXT_MAX + 1])
         for (int i = 0; i < 4; i++)
             bytes[i] = (uint8_t)(sum >> (24 - 8 * i));
     }
-    write_hex(out, bytes, kinds[h->kind].nbytes);
+    hex_text(out, bytes, kinds[h->kind].nbytes);
 }
 
 void hash_of(enum hash_kind kind, const void *data, size_t nbytes, char out[HASH_TEXT_MAX + 1])

@@ -2,6 +2,7 @@
  * nothing. */
 #include "weights/tensor_list.h"
 
+#include "base/hex.h"
 #include "base/names.h"
 #include "base/utf8.h"
 
@@ -228,8 +229,7 @@ static void tensor_list_digest_of(const struct tensor_list *p, char out[TENSOR_L
         sha256_update(&ctx, len, (const uint8_t *)tail);
     }
     sha256_digest(&ctx, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        (void)snprintf(out + 2 * i, 3, "%02x", digest[i]);
+    hex_text(out, digest, sizeof digest);
 }
 
 int tensor_list_builder_finish(struct tensor_list_builder *b, struct tensor_list **out,

@@ -2,6 +2,7 @@
  * bytes are written once, where they stay. */
 #include "engine/lora/adapter.h"
 
+#include "base/hex.h"
 #include "base/utf8.h"
 #include "engine/lora/adapter_names.h"
 #include "memory/memory.h"
@@ -440,8 +441,7 @@ static void make_digest(struct adapter *a, const struct model_config *c)
             digest_pair(&sha, c, &a->pairs[i], i / ADAPTER_MODULE_COUNT,
                         (enum adapter_module)(i % ADAPTER_MODULE_COUNT));
     sha256_digest(&sha, sizeof sum, sum);
-    for (size_t i = 0; i < sizeof sum; i++)
-        (void)snprintf(a->digest + 2 * i, 3, "%02x", sum[i]);
+    hex_text(a->digest, sum, sizeof sum);
 }
 
 int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,

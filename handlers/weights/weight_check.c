@@ -4,6 +4,7 @@
  * Everything is read from one pinned version, a piece at a time, and hashed on the handler's own
  * thread. Only one check runs at a time, so that checks cannot occupy all threads of the control
  * executor. It ends early if its client disconnects or the server drains. */
+#include "base/hex.h"
 #include "base/json_parse.h"
 #include "control/life.h"
 #include "handlers/app.h"
@@ -79,8 +80,7 @@ static int sum_tensor(char out[SUM_LEN + 1], const struct check *c, uint32_t i, 
     if (hash_tensor(&sha, c, i, e) != 0)
         return -1;
     sha256_digest(&sha, sizeof digest, digest);
-    for (size_t k = 0; k < sizeof digest; k++)
-        (void)snprintf(out + 2 * k, 3, "%02x", digest[k]);
+    hex_text(out, digest, sizeof digest);
     return 0;
 }
 

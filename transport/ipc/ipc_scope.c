@@ -9,6 +9,7 @@
  * its exporter has freed. */
 #include "transport/ipc/ipc_scope.h"
 
+#include "base/hex.h"
 #include "base/log.h"
 #include "base/names.h"
 #include "transport/ipc/ref_counter.h"
@@ -152,13 +153,7 @@ static void mapping_close(struct ipc_scope *c, uint32_t number)
 
 void ipc_hex(char out[IPC_HEX_LEN + 1], const uint8_t bytes[IPC_MEM_NBYTES])
 {
-    static const char digits[] = "0123456789abcdef";
-
-    for (int i = 0; i < IPC_MEM_NBYTES; i++) {
-        *out++ = digits[bytes[i] >> 4];
-        *out++ = digits[bytes[i] & 15];
-    }
-    *out = '\0';
+    hex_text(out, bytes, IPC_MEM_NBYTES);
 }
 
 static void mapping_key(char key[KEY_CAP], const struct device *d, pid_t pid,

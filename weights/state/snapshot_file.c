@@ -2,6 +2,7 @@
  * are computed; the head, whose length does not depend on them, is written last. */
 #include "weights/state/snapshot_file.h"
 
+#include "base/hex.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_write.h"
 
@@ -25,8 +26,7 @@ static void digest_text(struct sha256_ctx *ctx, char out[CONTENT_LEN + 1])
     uint8_t digest[SHA256_DIGEST_SIZE];
 
     sha256_digest(ctx, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        (void)snprintf(out + 2 * i, 3, "%02x", digest[i]);
+    hex_text(out, digest, sizeof digest);
 }
 
 /* Begins with the model spec; each tensor's checksum follows, in its order. */
