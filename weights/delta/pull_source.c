@@ -104,8 +104,6 @@ static int pull_check_sum(const struct tensor_spec *t, const struct pull_change 
 {
     char sum[HASH_TEXT_MAX + 1];
 
-    if (c->sum[0] == '\0')
-        return 0;
     hash_of(c->hash, bytes, t->nbytes, sum);
     if (strcmp(sum, c->sum) == 0)
         return 0;
@@ -211,13 +209,13 @@ static int check_unchanged(const struct pull *p, struct err *e)
         struct file_stamp now;
         struct stat st;
 
-        if (fstat(f->fd, &st) != 0)
-            continue; /* the bytes have been read */
-        now = file_stamp_of(&st);
-        if (!file_stamp_same(&now, &f->stamp)) {
-            (void)err_set(e, ERR_UNREADABLE, "", "'%s' was changed while it was read", f->name);
-            return pull_say_version(e, f->version);
+        if (fstat(f->fd, &st) == 0) {
+            now = file_stamp_of(&st);
+            if (file_stamp_same(&now, &f->stamp))
+                continue;
         }
+        (void)err_set(e, ERR_UNREADABLE, "", "'%s' was changed while it was read", f->name);
+        return pull_say_version(e, f->version);
     }
     return 0;
 }
