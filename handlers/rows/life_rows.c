@@ -21,7 +21,7 @@ const struct member ready_query[] = {
 };
 
 const struct member events_query[] = {
-    {"types", M_STRING, .flags = M_QUERY, .max = 200,
+    {"types", M_STRING, .flags = M_QUERY,
      .doc = "Types of the table above, separated by commas. Without it all. `state` always comes."},
     {0},
 };

@@ -17,7 +17,8 @@ enum {
     OF_ONE_LIST = M_OWN << 2,  /* ... of one list: not beside one for each GPU */
     WITH_HANDLES = M_OWN << 3, /* only with ipc_handles and ipc_handles_pickled */
     WITH_GROUP = M_OWN << 4,   /* only with transport nccl */
-    AT_START = M_OWN << 5      /* an option of a session: given at its start only */
+    AT_START = M_OWN << 5,     /* an option of a session: given at its start only */
+    WITH_PULLED = M_OWN << 6   /* may go with the name of what was pulled */
 };
 
 enum placement { PLACEMENT_REPLICATED, PLACEMENT_SHARDED }; /* in the order of the row's words */

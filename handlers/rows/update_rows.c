@@ -155,7 +155,7 @@ const struct member update_members[] = {
     {"chunk_id", M_STRING, M_IN(struct update_request, chunk_id), .check = chunk_id_check,
      .flags = M_QUERY, .min = 1, .max = UPDATE_CHUNK_ID_MAX},
     {"weight_version", M_STRING, M_IN(struct update_request, label), .check = label_check,
-     .flags = M_QUERY, .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
+     .flags = WITH_PULLED | M_QUERY, .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
     {"partial", M_BOOL, M_IN(struct update_request, partial),
      M_GIVEN(struct update_request, partial_given), .flags = AT_START | M_QUERY, .def = "false"},
     {"convert", M_BOOL, M_IN(struct update_request, convert),
@@ -165,7 +165,8 @@ const struct member update_members[] = {
     {"delta", M_BOOL, M_IN(struct update_request, delta),
      M_GIVEN(struct update_request, delta_given), .flags = AT_START | M_QUERY, .def = "false",
      .doc = DOC_DELTA},
-    {"abort_requests", M_BOOL, M_IN(struct update_request, abort_requests), .def = "false",
+    {"abort_requests", M_BOOL, M_IN(struct update_request, abort_requests), .flags = WITH_PULLED,
+     .def = "false",
      .doc = "End every generation, with its tokens so far, after the request has been checked"},
     {"placement", M_STRING, .flags = AT_START, M_IN(struct update_request, placement),
      M_GIVEN(struct update_request, placement_given), .def = "replicated",
@@ -180,7 +181,7 @@ const struct member update_members[] = {
     {"shm", M_OBJECT | M_ARRAY, .flags = IS_SOURCE, .items = M_OBJECT, .of = shm_rows,
      .doc = "POSIX shared memory; one object for a packed bucket, or a list with one range for "
             "each tensor"},
-    {"path", M_STRING, .flags = IS_SOURCE, M_IN(struct update_request, path),
+    {"path", M_STRING, .flags = IS_SOURCE | WITH_PULLED, M_IN(struct update_request, path),
      .doc = "A safetensors file, or a directory with model.safetensors or an index (400 if it has "
             "both, and the index does not name that file), beneath an --allow-path; links with a "
             "relative path that stay beneath it are followed, as in the cache of huggingface_hub. "

@@ -225,18 +225,13 @@ static int reply_no_tensors(const struct app_weights *weights, struct http_reque
 /* What was pulled has its tensors, its base and its proof: nothing else may be said of them. */
 static int check_names_pulled(const json_t *body, struct err *e)
 {
-    static const char *const allowed[] = {"path", "weight_version", "abort_requests"};
     char field[ERR_FIELD_MAX];
     const char *name;
     json_t *value;
 
     json_object_foreach(json_mutable(body), name, value)
     {
-        bool known = json_is_null(value);
-
-        for (size_t i = 0; i < sizeof allowed / sizeof allowed[0]; i++)
-            known = known || strcmp(name, allowed[i]) == 0;
-        if (known)
+        if (json_is_null(value) || member_find(update_members, name, WITH_PULLED) != NULL)
             continue;
         (void)snprintf(field, sizeof field, "/%.*s", utf8_cut(name, 64), name);
         return err_set(e, ERR_BAD_REQUEST, field,
