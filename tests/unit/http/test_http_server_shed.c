@@ -1,8 +1,8 @@
 /* Near the limit of connections: which give way, and which are left alone. */
 #include "tests/unit/http/http_server_app.h"
 
-/* Who gives way at its deadline only does so after APP_WAIT_US; who is left alone has at least a
- * second. */
+/* A connection that gives way at its deadline does so after APP_WAIT_US; one that is left alone has
+ * at least a second. */
 enum { FEW = 16, FEW_BUSY = 12, CROWD = 300, LATE_US = APP_WAIT_US / 2, SOON_US = 900 * 1000 };
 
 static void few_connections(struct http_server_cfg *cfg)

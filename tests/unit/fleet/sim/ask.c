@@ -524,7 +524,7 @@ void ask_event(enum event event, struct engine *g)
         order(run_rename, 0, NULL);
         break;
     case EVENT_ABORT:
-        if (world.cfg.stage == STAGE_NOT) /* nobody can abort what this server does */
+        if (world.cfg.stage == STAGE_NOT) /* what this server does cannot be aborted */
             order(run_abort, world.turn % 2 == 0, NULL);
         break;
     case EVENT_SECOND_UPDATE:
