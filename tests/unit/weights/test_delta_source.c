@@ -200,12 +200,47 @@ static void test_delta_is_refused_once_another_version_is_served(void **state)
     bench_close(&b);
 }
 
+/* The same for tensors that come as they are: the base is a condition of any update. */
+static void test_a_partial_update_is_refused_once_its_base_is_not_served(void **state)
+{
+    struct fx_pause_controller door;
+    struct fx_answer other;
+    struct delta_link link;
+    struct update_chunk *c;
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    fx_answer_init(&other);
+    fx_pause_controller_init(&door);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    link = link_of(FX_ALL, 0, 2);
+    ((struct parts_source *)link.source)->door = &door;
+    c = delta_chunk(&b, &link, 1);
+    c->done_arg = &other;
+    submit(&b, c);
+    fx_pause_controller_await(&door);
+    c = chunk_of(&b, "", fx_tensor_list_of(1U << 0), FX_STEP(1));
+    c->partial = true;
+    c->base = (struct update_base){.serial = 1, .label = "base"};
+    submit(&b, c); /* the base is served still */
+    fx_pause_controller_open(&door);
+    assert_int_equal(fx_await(&other), ERR_NONE);
+    assert_int_equal(fx_await(&b.answer), ERR_PRECONDITION);
+    assert_string_equal(b.answer.e.field, "/base_version");
+    fx_assert_step(b.store, 2);
+    fx_pause_controller_fini(&door);
+    fx_answer_fini(&other);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_delta_source_makes_what_the_steps_were),
         cmocka_unit_test(test_delta_source_refuses_a_part_with_another_checksum),
         cmocka_unit_test(test_delta_is_refused_once_another_version_is_served),
+        cmocka_unit_test(test_a_partial_update_is_refused_once_its_base_is_not_served),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
