@@ -114,7 +114,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
     json_decref(body);
     req.anonymous = route->session != SESSION_NAMED;
     req.actor = x->actor;
-    if (rc == 0 && route->dialect == DIALECT_SKYRL && pull_session_start(app)) {
+    if (rc == 0 && route->of_pull && pull_session_start(app)) {
         reply_json(x, 200, json_object());
         return 0;
     }
@@ -252,7 +252,7 @@ static int parse_and_finish(struct app *app, struct http_request *x, bool commit
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    if (commit && route->dialect == DIALECT_SKYRL)
+    if (route->of_pull)
         rc = pull_session_finish(&pulled, app, e);
     if (rc == 0 && pulled)
         reply_json(x, 200, json_object());

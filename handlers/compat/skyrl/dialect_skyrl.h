@@ -58,7 +58,7 @@ int skyrl_reload_response(json_t **reply, const struct http_request *x);
 /* Rows of the route table. */
 #define DIALECT_SKYRL_ROUTES                                                                       \
     SKYRL_RPC("skyrlRpcStart", "skyrl_start_weight_update", OPERATION_UPDATE_START,                \
-              .translated_members = update_start_members,                                          \
+              .of_pull = true, .translated_members = update_start_members,                         \
               .translate_request = skyrl_rpc_start_request),                                       \
         SKYRL_RPC("skyrlRpcIpc", "update_weights_ipc", OPERATION_UPDATE,                           \
                   .translated_members = update_members, .error_members = skyrl_info_rows,          \
@@ -67,8 +67,9 @@ int skyrl_reload_response(json_t **reply, const struct http_request *x);
                   .translated_members = update_members, .error_members = skyrl_info_rows,          \
                   .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_nccl_request), \
         SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", OPERATION_UPDATE_FINISH,         \
-                  .translated_members = update_finish_members, .error_members = skyrl_finish_rows, \
-                  .error_at = "/kwargs", .translate_request = skyrl_rpc_finish_request),           \
+                  .of_pull = true, .translated_members = update_finish_members,                    \
+                  .error_members = skyrl_finish_rows, .error_at = "/kwargs",                       \
+                  .translate_request = skyrl_rpc_finish_request),                                  \
         SKYRL_RPC("skyrlRpcSleep", "skyrl_sleep_for_weight_sync", OPERATION_SLEEP,                 \
                   .translated_members = sleep_members,                                             \
                   .translate_request = skyrl_rpc_sleep_request),                                   \
