@@ -40,6 +40,7 @@ struct list_cache;
 struct metrics;
 struct lora_loads;
 struct model_config;
+struct source_threads;
 struct store;
 struct tokenizer;
 struct updates;
@@ -50,7 +51,6 @@ struct upstreams;
 struct nccl_info;
 struct model_defaults;
 struct weight_transfer;
-struct zmq_threads;
 
 /* For handlers of updates and of weights. */
 struct app_weights {
@@ -61,12 +61,12 @@ struct app_weights {
     const struct cuda_info *cuda;  /* found at start */
     struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */
     uint32_t n_devices;
-    struct cuda_ipc_stats *ipc_stats; /* of all updates so far */
-    const struct nccl_info *nccl;     /* found at start */
-    struct weight_transfer *transfer; /* the group with a trainer */
-    struct zmq_threads *zmq;          /* updates by checkpoint-engine's sockets */
-    struct state_dir *state;          /* --state-dir; NULL: none */
-    struct pull_chain *pulls;         /* versions that a trainer publishes */
+    struct cuda_ipc_stats *ipc_stats;      /* of all updates so far */
+    const struct nccl_info *nccl;          /* found at start */
+    struct weight_transfer *transfer;      /* the group with a trainer */
+    struct source_threads *source_threads; /* updates by checkpoint-engine's sockets */
+    struct state_dir *state;               /* --state-dir; NULL: none */
+    struct pull_chain *pulls;              /* versions that a trainer publishes */
 };
 
 /* What replies of other handlers say of the adapters; handlers/lora/ has it. JSON is new, and NULL

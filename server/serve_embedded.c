@@ -6,8 +6,8 @@
 #include "control/generations.h"
 #include "control/history.h"
 #include "control/pause_controller.h"
+#include "control/source_threads.h"
 #include "control/weight_transfer.h"
-#include "control/zmq_threads.h"
 #include "fleet/handoff/handoff.h"
 #include "memory/device.h"
 #include "server/serve.h"
@@ -175,7 +175,7 @@ int server_build_weights(struct server *s, struct err *e)
                                                                  : s->config.model;
     if (pull_chain_new(&s->weights.pulls, e) != 0)
         return -1;
-    return zmq_threads_new(&s->weights.zmq, e);
+    return source_threads_new(&s->weights.source_threads, e);
 }
 
 int server_build_embedded(struct server *s, struct err *e)

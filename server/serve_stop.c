@@ -9,8 +9,8 @@
 #include "control/lora_loads.h"
 #include "control/metrics.h"
 #include "control/pause_controller.h"
+#include "control/source_threads.h"
 #include "control/weight_transfer.h"
-#include "control/zmq_threads.h"
 #include "fleet/ask/adapter_dir.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/fleet_root.h"
@@ -188,8 +188,8 @@ static void server_stop(struct server *s)
         workers_stop(a->control_executor);
     if (g->loads != NULL)
         lora_loads_stop(g->loads);
-    if (w->zmq != NULL)
-        zmq_threads_stop(w->zmq);
+    if (w->source_threads != NULL)
+        source_threads_stop(w->source_threads);
     if (a->pause_controller != NULL)
         pause_controller_stop(a->pause_controller);
     if (w->updates != NULL)
@@ -264,7 +264,7 @@ void server_free(struct server *s)
     state_dump_free(s->state_dump);
     stuck = w->transfer != NULL && !weight_transfer_live(w->transfer, &why);
     weight_transfer_free(w->transfer);
-    zmq_threads_free(w->zmq);
+    source_threads_free(w->source_threads);
     updates_free(w->updates);
     pull_chain_free(w->pulls);
     if (s->generate.engine != NULL)

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/json_parse.h"
 #include "base/utf8.h"
-#include "control/zmq_threads.h"
+#include "control/source_threads.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -172,9 +172,9 @@ int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 
     if (zmq_session_new(&p, app, x, e) != 0)
         return -1;
-    p->pool = app->weights->zmq;
+    p->pool = app->weights->source_threads;
     p->job = (struct job){.run = zmq_session_run, .arg = p};
-    if (zmq_threads_post(p->pool, &p->job, e) == 0)
+    if (source_threads_post(p->pool, &p->job, e) == 0)
         return 0;
     zmq_session_free(p);
     return -1;

@@ -15,7 +15,7 @@
  * buffer closed; at the second it is committed; then the request is answered.
  *
  * Threads: a request is parsed on a control thread, and then handled by one thread of
- *          control/zmq_threads.h, which alone uses its sockets; the update worker makes the
+ *          control/source_threads.h, which alone uses its sockets; the update worker makes the
  *          copies.
  *
  * Ends: every wait is cut into slices of ZMQ_SLICE_MS. After each slice the thread checks
@@ -28,7 +28,7 @@
  * are ones that no process has bound within ZMQ_CONNECT_MS. checkpoint-engine 0.4.2 ignores the
  * replies to its last list and to both None, so the reply to the request decides.
  *
- * Bounds: ZMQ_MESSAGE_NBYTES_MAX for a message, one at a time on each socket; ZMQ_THREADS_MAX
+ * Bounds: ZMQ_MESSAGE_NBYTES_MAX for a message, one at a time on each socket; SOURCE_THREADS_MAX
  * requests at once, of which one can have the open update. */
 #ifndef BATON_HANDLERS_UPDATE_ZMQ_REQUEST_H
 #define BATON_HANDLERS_UPDATE_ZMQ_REQUEST_H
@@ -48,7 +48,7 @@ enum {
 
 /* handle_update_zmq - members zmq_handles {uuid: address}, weight_version, timeout_ms.
  * Answers as handle_update_finish.
- * Errors: ERR_BAD_REQUEST at the member; ERR_NO_GPU; ERR_OVERLOADED (ZMQ_THREADS_MAX);
+ * Errors: ERR_BAD_REQUEST at the member; ERR_NO_GPU; ERR_OVERLOADED (SOURCE_THREADS_MAX);
  *         ERR_DRAINING. The answer may be ERR_NO_ZMQ, ERR_FORBIDDEN, ERR_UNREADABLE
  *         (zmq_ports_open), ERR_TIMEOUT, ERR_GONE (the trainer, or the client), ERR_CONFLICT
  *         (another update is open; aborted; another rank of the trainer failed), those of

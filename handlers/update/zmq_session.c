@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "control/pause_controller.h"
-#include "control/zmq_threads.h"
+#include "control/source_threads.h"
 #include "handlers/app.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/zmq_request.h"
@@ -43,7 +43,7 @@ static int check_alive(struct zmq_session *p, uint64_t deadline_us, struct err *
 {
     struct update_info info;
 
-    if (zmq_threads_stopping(p->pool))
+    if (source_threads_stopping(p->pool))
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
     if (update_requester_disconnected(p->asker))
         return err_set(e, ERR_GONE, "", "the client that requested the update has disconnected");
@@ -370,7 +370,7 @@ static int start_update(struct zmq_session *p, struct err *e)
 void zmq_session_run(void *arg)
 {
     struct zmq_session *p = arg;
-    struct zmq_threads *pool = p->pool;
+    struct source_threads *pool = p->pool;
     struct err e = {0};
     int rc = start_update(p, &e);
 
@@ -384,5 +384,5 @@ void zmq_session_run(void *arg)
         zmq_session_refuse_remaining(p);
     zmq_ports_close(p->ports);
     zmq_session_free(p);
-    zmq_threads_end(pool);
+    source_threads_end(pool);
 }

@@ -16,7 +16,7 @@
 
 struct app;
 struct update_requester;
-struct zmq_threads;
+struct source_threads;
 
 enum { ZMQ_SESSION_PORTS_MAX = STORE_DEVICES_MAX };
 _Static_assert((int)ZMQ_SESSION_PORTS_MAX <= (int)ZMQ_PORTS_MAX, "a socket for each rank");
@@ -44,7 +44,7 @@ struct zmq_session {
     /* Immutable once the thread has it. */
     struct job job;
     struct app *app;
-    struct zmq_threads *pool;
+    struct source_threads *pool;
     uint32_t n_ports;
     char uuids[ZMQ_SESSION_PORTS_MAX][IPC_UUID_LEN + 1];
     char *addresses[ZMQ_SESSION_PORTS_MAX]; /* owned */

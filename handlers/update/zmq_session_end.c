@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "control/zmq_threads.h"
+#include "control/source_threads.h"
 #include "handlers/app.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/zmq_request.h"
@@ -115,7 +115,7 @@ void zmq_session_refuse_remaining(struct zmq_session *p)
 
     for (uint32_t i = 0; i < p->n_ports; i++)
         n_none[i] = p->n_none;
-    while (n_left > 0 && !zmq_threads_stopping(p->pool) && !clock_passed(deadline_us)) {
+    while (n_left > 0 && !source_threads_stopping(p->pool) && !clock_passed(deadline_us)) {
         n_left = 0;
         for (uint32_t i = 0; i < p->n_ports; i++) {
             ended[i] = ended[i] || refuse_message(p, i, &n_none[i]);

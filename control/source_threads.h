@@ -1,0 +1,34 @@
+/* The threads of updates over ZeroMQ sockets (handlers/update/zmq_request.h). Each thread has one
+ * request from its first message to its last. */
+#ifndef BATON_CONTROL_SOURCE_THREADS_H
+#define BATON_CONTROL_SOURCE_THREADS_H
+
+#include "base/err.h"
+#include "base/jobs/workers.h"
+
+#include <stdbool.h>
+
+struct source_threads;
+
+enum { SOURCE_THREADS_MAX = 4 }; /* threads, and requests under way or ending */
+
+/* source_threads_new - start the threads. Errors: ERR_NO_MEMORY; those of workers_new. */
+int source_threads_new(struct source_threads **out, struct err *e);
+
+/* source_threads_stop - abort what is under way and join the threads; later requests are
+ * ERR_DRAINING. Repeating is harmless. Threads: the owner's, before the updates stop. Blocks: for
+ * one copy at most, and for ZMQ_LINGER_MS. */
+void source_threads_stop(struct source_threads *t);
+void source_threads_free(struct source_threads *t); /* stops first; accepts NULL */
+
+/* source_threads_post - run the job on a thread of its own; it ends with source_threads_end. No job
+ * waits in the queue while its trainer waits for it: there are as many threads as jobs. Threads:
+ * any. Blocks: no. Errors: ERR_OVERLOADED (SOURCE_THREADS_MAX), ERR_DRAINING: the job does not run.
+ */
+int source_threads_post(struct source_threads *t, struct job *job, struct err *e);
+void source_threads_end(struct source_threads *t); /* the last that a job calls */
+
+/* source_threads_stopping - a running job has to end soon. Threads: any. */
+bool source_threads_stopping(const struct source_threads *t);
+
+#endif
