@@ -12,11 +12,11 @@ struct source_threads {
 
 int source_threads_new(struct source_threads **out, struct err *e)
 {
-    struct workers_cfg cfg = {"zmq", SOURCE_THREADS_MAX, SOURCE_THREADS_MAX, false};
+    struct workers_cfg cfg = {"source", SOURCE_THREADS_MAX, SOURCE_THREADS_MAX, false};
     struct source_threads *t = calloc(1, sizeof *t);
 
     if (t == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for updates over sockets");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for threads of updates");
     if (workers_new(&t->workers, &cfg, e) != 0) {
         free(t);
         return -1;
@@ -46,8 +46,8 @@ int source_threads_post(struct source_threads *t, struct job *job, struct err *e
 
     if (n >= SOURCE_THREADS_MAX)
         (void)err_set(e, ERR_OVERLOADED, "",
-                      "%u updates over sockets are under way or ending; the limit is %d", n,
-                      SOURCE_THREADS_MAX);
+                      "%u updates over sockets or pulls are under way or ending; the limit is %d",
+                      n, SOURCE_THREADS_MAX);
     else if (workers_post(t->workers, job, WORKERS_NORMAL, e) == 0)
         return 0;
     source_threads_end(t);

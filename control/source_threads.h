@@ -1,5 +1,6 @@
-/* The threads of updates over ZeroMQ sockets (handlers/update/zmq_request.h). Each thread has one
- * request from its first message to its last. */
+/* The threads of requests that wait for a trainer or a disk longer than a control thread may:
+ * updates over ZeroMQ sockets (handlers/update/zmq_request.h), each from its first message to its
+ * last, and pulls (handlers/update/pull.h). */
 #ifndef BATON_CONTROL_SOURCE_THREADS_H
 #define BATON_CONTROL_SOURCE_THREADS_H
 

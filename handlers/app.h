@@ -64,7 +64,7 @@ struct app_weights {
     struct cuda_ipc_stats *ipc_stats;      /* of all updates so far */
     const struct nccl_info *nccl;          /* found at start */
     struct weight_transfer *transfer;      /* the group with a trainer */
-    struct source_threads *source_threads; /* updates by checkpoint-engine's sockets */
+    struct source_threads *source_threads; /* of updates by sockets, and of pulls */
     struct state_dir *state;               /* --state-dir; NULL: none */
     struct pull_chain *pulls;              /* versions that a trainer publishes */
 };

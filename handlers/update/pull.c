@@ -1,5 +1,6 @@
 /* POST /pull_weights, and the commit of what it staged. The state (weights/delta/pull_chain.h) is
- * taken by one request at a time, and put back with its answer. */
+ * taken by one request at a time, and put back with its answer. What is pulled is read on a thread
+ * of control/source_threads.h until an update is staged for it. */
 #include "handlers/update/pull.h"
 
 #include "base/clock.h"
@@ -8,6 +9,7 @@
 #include "control/generations.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
+#include "control/source_threads.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -29,6 +31,9 @@
 struct pull_job {
     struct app *app;        /* borrowed */
     struct http_request *x; /* consumed by the answer */
+    json_t *body;           /* owned; NULL: of a commit */
+    struct pull_request r;  /* borrowed from the body */
+    struct job job;
     struct pull_state state;
     uint64_t target;
     struct pull_place place; /* of the target, as the request names it */
@@ -45,6 +50,7 @@ static struct pull_chain *chain_of(const struct app *app)
 static void job_end(struct pull_job *j)
 {
     pull_chain_put(chain_of(j->app), &j->state);
+    json_decref(j->body);
     free(j);
 }
 
@@ -193,20 +199,26 @@ static void log_pull(const struct pull_job *j, const char *event, const struct e
     log_end(&r);
 }
 
+static void answer_failed(struct pull_job *j, const struct err *e)
+{
+    struct http_request *x = j->x;
+
+    log_pull(j, "weights.pull_failed", e);
+    job_end(j);
+    reply_error(x, e, NULL);
+}
+
 /* The update has ended, or ends here; nothing of it is kept. */
 static void pull_failed(struct pull_job *j, const struct update_info *info, const struct err *e)
 {
-    struct http_request *x = j->x;
     struct update_info ended;
     struct err ignored = {0}, told = *e; /* it may have ended already */
 
     if (info->phase != UPDATE_ABORTED)
         (void)updates_fail(j->app->weights->updates, j->state.update_id, e, &ended, &ignored);
-    log_pull(j, "weights.pull_failed", e);
     j->state.update_id[0] = '\0';
     told.field[0] = '\0'; /* the request has no list of tensors */
-    job_end(j);
-    reply_error(x, &told, NULL);
+    answer_failed(j, &told);
 }
 
 static void pull_verified(void *arg, const struct update_info *info, const struct err *e)
@@ -419,47 +431,41 @@ static int use_request(struct pull_job *j, const struct pull_request *r, struct 
     return 0;
 }
 
-/* @j  freed, unless the answer comes later */
-static int run_pull(struct pull_job *j, const struct pull_request *r, struct err *e)
+static void pull_run(void *arg)
 {
+    struct pull_job *j = arg;
+    struct source_threads *threads = j->app->weights->source_threads;
+    struct err e = {0};
+
     note_served(j);
-    if (use_request(j, r, e) == 0) {
-        if ((j->target == 0 ? begin_run(j, e) : pull_version(j, e)) == 0)
-            return 0;
-        say_ended(j, e);
-        log_pull(j, "weights.pull_failed", e);
+    if (use_request(j, &j->r, &e) != 0 ||
+        (j->target == 0 ? begin_run(j, &e) : pull_version(j, &e)) != 0) {
+        say_ended(j, &e);
+        answer_failed(j, &e);
     }
-    job_end(j);
-    return -1;
+    source_threads_end(threads);
 }
 
 int handle_pull(struct app *app, struct http_request *x, struct err *e)
 {
-    struct pull_request r = {0};
-    struct pull_job *j;
-    json_t *body;
-    int rc;
+    struct pull_job *j = calloc(1, sizeof *j);
 
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = member_read(&r, pull_members, body, "", e);
-    if (rc == 0)
-        rc = pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e);
-    j = rc == 0 ? calloc(1, sizeof *j) : NULL;
-    if (rc == 0 && j == NULL)
-        rc = err_set(e, ERR_NO_MEMORY, "", "no memory for a pull");
-    if (rc == 0)
-        rc = pull_chain_take(chain_of(app), &j->state, e);
-    if (rc == 0) {
-        j->app = app;
-        j->x = x;
-        j->begun_us = clock_now_us();
-        rc = run_pull(j, &r, e);
-    } else {
+    if (j == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a pull");
+    *j = (struct pull_job){
+        .app = app, .x = x, .job = {.run = pull_run, .arg = j}, .begun_us = clock_now_us()};
+    if (body_parse(&j->body, x, x->route, e) != 0 ||
+        member_read(&j->r, pull_members, j->body, "", e) != 0 ||
+        pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
+        pull_chain_take(chain_of(app), &j->state, e) != 0) {
+        json_decref(j->body);
         free(j);
+        return -1;
     }
-    json_decref(body);
-    return rc;
+    if (source_threads_post(app->weights->source_threads, &j->job, e) == 0)
+        return 0;
+    job_end(j);
+    return -1;
 }
 
 /* ---- the commit ---- */
