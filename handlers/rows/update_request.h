@@ -67,7 +67,7 @@ struct broadcast_request {
 
 /* A version of a directory of deltas */
 struct pull_request {
-    const char *source, *name;
+    const char *source, *name, *base;
     uint64_t version;
     int form; /* enum pull_form */
 };

@@ -303,6 +303,8 @@ const struct member pull_members[] = {
     {"version", M_INT, M_IN(struct pull_request, version), .flags = M_REQUIRED, .min = 0},
     {"name", M_STRING, M_IN(struct pull_request, name), .def = "",
      .doc = "By which the update is committed"},
+    {"base", M_STRING, M_IN(struct pull_request, base),
+     .doc = "With version 0: the trainer's base model"},
     {0},
 };
 

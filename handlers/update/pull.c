@@ -38,6 +38,7 @@ struct pull_job {
     uint64_t target;
     struct pull_place place; /* of the target, as the request names it */
     bool whole;              /* it has all tensors */
+    bool base_read;          /* the trainer's base model was, and compared */
     uint32_t n_versions, n_tensors;
     uint64_t begun_us;
 };
@@ -71,9 +72,10 @@ static void answer_pulled(struct pull_job *j)
                          ? json_null()
                          : json_integer((json_int_t)s->version);
     json_t *reply = json_pack(
-        "{s:I, s:o, s:I, s:I, s:s, s:f}", "version", (json_int_t)j->target, "served", served,
+        "{s:I, s:o, s:I, s:I, s:s, s:b, s:f}", "version", (json_int_t)j->target, "served", served,
         "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors, "base",
-        s->base_unchecked && !s->pulled_whole ? "unchecked" : "checked", "total_s", total_s);
+        s->base_unchecked && !s->pulled_whole ? "unchecked" : "checked", "base_read", j->base_read,
+        "total_s", total_s);
     struct http_request *x = j->x;
 
     job_end(j); /* first: the next request may come with the answer */
@@ -137,14 +139,33 @@ static bool requester_gone(void *arg)
     return http_request_disconnected(j->x) || life_state(j->app->life) == LIFE_DRAINING;
 }
 
-/* @serial  of what was compared */
-static int check_base(struct pull_job *j, uint64_t *serial, struct err *e)
+/* What a base is compared with: the trainer's, if it is a path that may be read here and is there,
+ * else what the server started with. @source  stays NULL: nothing is known of it */
+static int open_base(struct source **source, struct file_weights *w, struct pull_job *j,
+                     struct err *e)
 {
     const struct settings *s = &j->app->settings;
+
+    if (j->r.base != NULL) {
+        if (file_source_open(source, w, s->allow_path, s->n_allow_path, j->r.base, NULL, e) == 0) {
+            j->base_read = true;
+            return 0;
+        }
+        if (e->code != ERR_FORBIDDEN && e->code != ERR_NOT_FOUND)
+            return -1;
+        err_clear(e); /* it may be the name of a hub, or of another host */
+    }
+    return s->base_weights != NULL ? file_source_open_local(source, w, s->base_weights, e) : 0;
+}
+
+/* @serial  of what was compared. @unchecked  with nothing */
+static int check_base(struct pull_job *j, uint64_t *serial, bool *unchecked, struct err *e)
+{
     struct store *store = j->app->weights->store;
-    struct progress progress = {.deadline_us = clock_after_us(s->update_timeout_ms * 1000),
-                                .gone = requester_gone,
-                                .gone_arg = j};
+    struct progress progress = {
+        .deadline_us = clock_after_us(j->app->settings.update_timeout_ms * 1000),
+        .gone = requester_gone,
+        .gone_arg = j};
     const struct version *v = NULL;
     struct file_weights w = {0};
     struct source *source = NULL;
@@ -153,12 +174,9 @@ static int check_base(struct pull_job *j, uint64_t *serial, struct err *e)
     if (store_pin(store, &v, e) != 0)
         return -1;
     *serial = v->serial;
-    if (s->base_weights == NULL) {
-        store_unpin(store, v);
-        return 0;
-    }
-    rc = file_source_open_local(&source, &w, s->base_weights, e);
-    if (rc == 0)
+    rc = open_base(&source, &w, j, e);
+    *unchecked = source == NULL;
+    if (rc == 0 && source != NULL)
         rc = pull_base_check(source, w.tensor_list, store, v, &progress, e);
     if (rc != 0)
         e->field[0] = '\0';
@@ -172,14 +190,15 @@ static int check_base(struct pull_job *j, uint64_t *serial, struct err *e)
 static int begin_run(struct pull_job *j, struct err *e)
 {
     uint64_t serial;
+    bool unchecked;
 
-    if (check_base(j, &serial, e) != 0)
+    if (check_base(j, &serial, &unchecked, e) != 0)
         return -1;
     drop_pulled(j);
     j->state.version = 0;
     j->state.place = j->place;
     j->state.serial = serial;
-    j->state.base_unchecked = j->app->settings.base_weights == NULL;
+    j->state.base_unchecked = unchecked;
     j->state.ended = PULL_NO_VERSION;
     answer_pulled(j);
     return 0;

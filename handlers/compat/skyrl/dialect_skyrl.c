@@ -267,20 +267,30 @@ int skyrl_generate_request(json_t **body, const struct http_request *x, struct e
 
 /* Deltas of checkpoints */
 
-/* The base model is compared with what the server started with, wherever the trainer has it. */
 int skyrl_deltas_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
-    (void)json_object_clear(*body);
-    return dialect_set(*body, "form", json_string("skyrl"), e) != 0
+    return dialect_translate(body, json_object_get(*body, "init_info"), skyrl_deltas_rows, 0, e) !=
+                       0 ||
+                   dialect_set(*body, "form", json_string("skyrl"), e) != 0
                ? -1
                : dialect_set(*body, "version", json_integer(0), e);
 }
 
 int skyrl_deltas_response(json_t **reply, const struct http_request *x)
 {
+    json_t *base = json_object_get(*reply, "base");
+    const char *what = "base_model_path is what is served";
+
     (void)x;
-    return dialect_replace(reply, json_pack("{s:s}", "message", "Weight transfer initialized"));
+    if (strcmp(json_string_value(base), "unchecked") == 0)
+        what = "the base is unchecked: neither base_model_path nor a model of the server's start "
+               "can be read here";
+    else if (json_is_false(json_object_get(*reply, "base_read")))
+        what = "base_model_path cannot be read here, and what the server started with is served";
+    return dialect_replace(reply, json_pack("{s:o, s:O}", "message",
+                                            json_sprintf("Weight transfer initialized: %s", what),
+                                            "base", base));
 }
 
 static size_t without_slashes(const char *path)

@@ -46,8 +46,9 @@ const struct member skyrl_fetch_members[] = {
 
 /* init_info and update_info of deltas. */
 const struct member skyrl_deltas_rows[] = {
-    {"base_model_path", M_STRING, .flags = M_REQUIRED,
-     .doc = "Not read: the weights that the server started with must be served"},
+    {"base_model_path", M_STRING, .ours = "base", .flags = M_REQUIRED,
+     .doc = "If it is a path beneath a root of --allow-path, and there, its model must be served; "
+            "else the weights that the server started with, and the reply says so"},
     {"local_checkpoint_dir", M_STRING, .doc = "Nothing is written there"},
     {"cloud_download_workers", .type = M_INT},
     {"checkpoint_load_format", .type = M_STRING},

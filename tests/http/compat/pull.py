@@ -85,11 +85,11 @@ class SkyRL(Trainer):
             raise Refused(f"{status}: {answer}")
         return answer
 
-    def begin(self):
+    def begin(self, base="/elsewhere/model"):
         shutil.rmtree(SOURCE, ignore_errors=True)
         os.mkdir(SOURCE)
         return self.post("/init_weight_transfer_engine", {"init_info": {
-            "base_model_path": "/elsewhere/model", "local_checkpoint_dir": LOCAL, "cloud_download_workers": 4,
+            "base_model_path": base, "local_checkpoint_dir": LOCAL, "cloud_download_workers": 4,
             "checkpoint_load_format": "vllm_multi_thread_safetensors", "multi_thread_safetensors_max_workers": 8}})
 
     def publish(self, version):
@@ -461,6 +461,36 @@ def sessions():
         server.serves(1)
 
 
+def the_trainers_base():
+    """SkyRL's base_model_path: compared with what is served if it can be read here, and the answer says which it was."""
+    bases = {step: os.path.join(FOLDER, "base-" + step) for step in ("step-00000", "step-00100")}
+    for step, place in bases.items():
+        os.mkdir(place)
+        shutil.copy(os.path.join(STEPS, step + ".safetensors"), os.path.join(place, "model.safetensors"))
+    right, wrong = bases["step-00000"], bases["step-00100"]
+    with World() as server:
+        t = SkyRL(server, "skyrl/many-files")
+        for base, said in ((right, "base_model_path is what is served"), ("org/model", "cannot be read here"),
+                           (STEPS, "cannot be read here"), (os.path.join(FOLDER, "gone"), "cannot be read here")):
+            answer = t.begin(base)
+            has(answer["message"], said, base)
+            same(answer["base"], "checked", base)
+        refused("is not the base model's", t.begin, wrong)
+        os.truncate(os.path.join(wrong, "model.safetensors"), 1000)
+        refused("model.safetensors", t.begin, wrong)
+        refused("base_model_path", t.begin, 5)
+        t.begin(right)
+        t.update(1)
+        server.serves(1)
+    with World(weights="step-00100") as server:
+        t = SkyRL(server, "skyrl/many-files")
+        whole(server)  # another model than the server started with, and the trainer's
+        refused("is not the base model's", t.begin)
+        t.begin(right)
+        t.update(1)
+        server.serves(1)
+
+
 def unchecked():
     """Started without weights, it cannot compare what it serves with a base model: every reply of the run says so."""
     options = ("--engine", "none", "--manifest", os.path.join(STEPS, "step-00000.safetensors"), "--weights", "none", "--allow-path", FOLDER)
@@ -481,9 +511,12 @@ def unchecked():
         t.post("/update_weights_from_disk", {"model_path": LOCAL, "weight_version": "2"})
         same("unchecked" in t.pull(2)["message"], False, "the run goes on from it")
         skyrl = SkyRL(server, "skyrl/many-files")
-        skyrl.begin()
+        has(skyrl.begin()["message"], "the base is unchecked", "SkyRL's")
         skyrl.publish(1)
         same(skyrl.post("/fetch_weights", skyrl.info(1))["base"], "unchecked", "SkyRL's")
+        skyrl.begin(os.path.join(FOLDER, "base-step-00000"))
+        skyrl.publish(1)
+        same(skyrl.post("/fetch_weights", skyrl.info(1))["base"], "checked", "its base was read")
 
 
 with World() as s:
@@ -497,5 +530,6 @@ skyrl()
 only_the_name()
 refused_and_retried()
 sessions()
+the_trainers_base()
 unchecked()
 print(f"ok: {n_checks} checks")
