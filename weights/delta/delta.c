@@ -117,9 +117,10 @@ static int split_name(const struct reading *r, uint32_t i, struct split *out, st
                    utf8_cut_name(name), name);
 }
 
-/* The tensor that a part is of, as the model spec has it. @out->name  borrowed from `stem` */
+/* The tensor that a part is of, as the model spec has it, and its index there.
+ * @out->name  borrowed from `stem` */
 static int find_target(struct reading *r, const char *stem, uint32_t i, struct tensor_spec *out,
-                       struct err *e)
+                       uint32_t *index, struct err *e)
 {
     struct tensor_spec named = {.name = stem, .dtype = DTYPE_U8};
     const struct alias *alias;
@@ -135,7 +136,8 @@ static int find_target(struct reading *r, const char *stem, uint32_t i, struct t
             "that a part could change: send %s",
             utf8_cut_name(stem), stem, alias->kind == ALIAS_FUSED ? "fused of others" : "derived",
             alias->kind == ALIAS_FUSED ? "parts of those, or the whole tensor" : "none of it");
-    *out = r->m->tensor_list->tensors[alias != NULL ? alias->targets[0] : r->last.index];
+    *index = alias != NULL ? alias->targets[0] : r->last.index;
+    *out = r->m->tensor_list->tensors[*index];
     out->name = stem;
     return 0;
 }
@@ -194,9 +196,9 @@ static int read_part(struct reading *r, uint32_t i, struct err *e)
     struct delta_part *part;
     struct delta_tensor *d;
     struct split s;
-    uint32_t k, side;
+    uint32_t k, side, base = TENSOR_LIST_NO_TENSOR;
 
-    if (split_name(r, i, &s, e) != 0 || find_target(r, s.stem, i, &target, e) != 0 ||
+    if (split_name(r, i, &s, e) != 0 || find_target(r, s.stem, i, &target, &base, e) != 0 ||
         check_part(t, &s, &target, i, e) != 0)
         return -1;
     k = tensor_list_builder_find(r->result, s.stem);
@@ -206,6 +208,7 @@ static int read_part(struct reading *r, uint32_t i, struct err *e)
             return -1;
     }
     d = &r->tensors[k];
+    d->base = base;
     side = part_rows[s.part].is_values ? VALUES : POSITIONS;
     part = side == VALUES ? &d->values : &d->positions;
     if (part->i != TENSOR_LIST_NO_TENSOR)

@@ -47,6 +47,7 @@ struct delta_part {
 
 struct delta_tensor {
     enum delta_kind kind;
+    uint32_t base;               /* of the model spec's list: whose bytes change; not of WHOLE */
     uint32_t unit;               /* bytes: of an element (1, 2, 4 or 8), or 1 */
     uint32_t position_nbytes;    /* INDEX: 4 or 8, or 0: as the sizes of both parts say */
     struct delta_part positions; /* GAP, BITMAP, INDEX, RANGE (u64) */

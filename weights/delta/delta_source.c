@@ -1,8 +1,10 @@
-/* Makes tensors from the served version and the parts of a delta. */
+/* Makes tensors from the served version and their changes, a pass over the tensor for each: a block
+ * of it that stays in the cache is read, changed and hashed. */
 #include "weights/delta/delta_source.h"
 
 #include "base/utf8.h"
 #include "memory/slab.h"
+#include "weights/delta/pull_priv.h"
 #include "weights/update/host_copy.h"
 
 #include <assert.h>
@@ -12,22 +14,23 @@
 
 struct delta_source {
     struct source source;  /* first: a struct source * is a struct delta_source * */
-    struct source_ops ops; /* with the name of the parts' source */
+    struct source_ops ops; /* with the name of what brings the changes */
     struct store *store;
     uint64_t base_serial;
-    const struct version *base; /* pinned; NULL until the first fill */
+    const struct version *base; /* pinned; NULL until the first fill, and for a whole checkpoint */
+    struct delta_merge *merge;  /* owned */
+
     struct delta_link link;
-    struct delta_merge *merge; /* owned */
-    struct slab *parts;        /* one reference; NULL until they are read */
-    uint32_t *bases;           /* owned; [n_tensors] of the model spec's list: whose bytes change;
-                                  TENSOR_LIST_NO_TENSOR: nobody's */
-    uint32_t *places;          /* owned; [n_tensors]: of the values in what was sent */
+    struct pull_rooms rooms; /* of one change of a pull */
+    struct slab *parts;      /* one reference; NULL until they are read, and for a pull */
+    uint32_t *places;        /* owned; [n_tensors]: of the values in what was sent */
     struct device *const *devices;
     uint32_t n_devices;
 };
 
 void delta_link_fini(struct delta_link *l)
 {
+    pull_close(l->pull);
     source_close(l->source);
     tensor_list_unref(l->sent.tensor_list);
     free(l->sent.checksums);
@@ -45,13 +48,14 @@ static void delta_source_close(struct source *s)
     store_unpin(d->store, d->base);
     delta_link_fini(&d->link);
     delta_merge_free(d->merge);
+    slab_unref(d->rooms.payload);
+    slab_unref(d->rooms.content);
     slab_unref(d->parts);
-    free(d->bases);
     free(d->places);
     free(d);
 }
 
-/* ---- the parts ---- */
+/* ---- the parts of a transfer ---- */
 
 static void *part_place(void *arg, uint32_t i)
 {
@@ -106,34 +110,12 @@ static int read_parts(struct delta_source *d, struct progress *p, struct err *e)
         return -1;
     if (host_copy_run(&copy, e) == 0)
         return 0;
+    slab_unref(d->parts);
+    d->parts = NULL;
     if (progress_check(p, &why) != 0) /* the reason, where it only is known as an end */
         *e = why;
     return -1;
 }
-
-static int pin_base(struct delta_source *d, struct err *e)
-{
-    const struct version *v;
-
-    if (store_pin(d->store, &v, e) != 0)
-        return -1;
-    if (v->serial == d->base_serial) {
-        d->base = v;
-        return 0;
-    }
-    (void)err_set(e, ERR_PRECONDITION, "/base_version",
-                  "the delta builds on serial %llu, and serial %llu ('%.128s') is served",
-                  (unsigned long long)d->base_serial, (unsigned long long)v->serial, v->label);
-    store_unpin(d->store, v);
-    return -1;
-}
-
-static int source_begin(struct delta_source *d, struct progress *p, struct err *e)
-{
-    return d->parts == NULL && read_parts(d, p, e) != 0 ? -1 : pin_base(d, e);
-}
-
-/* ---- the tensors ---- */
 
 static struct delta_bytes bytes_of(const struct delta_source *d, const struct delta_part *part)
 {
@@ -145,34 +127,145 @@ static struct delta_bytes bytes_of(const struct delta_source *d, const struct de
                                 list->tensors[part->i].nbytes};
 }
 
-/* Bytes [from, from + n) of tensor i, at `out`. */
-static int tensor_block(struct delta_source *d, uint32_t i, uint64_t from, uint64_t n, char *out,
-                        struct err *e)
+/* ---- one change ---- */
+
+/* Change k of a tensor that is made, and where its bytes are. */
+struct step {
+    const struct tensor_spec *t;
+    uint32_t i, k;
+    bool first, last; /* of the tensor's changes */
+    char *out;
+    struct delta_change change;
+    struct hash *hash; /* owned; NULL: there is nothing to compare it with */
+};
+
+static int step_begin(struct delta_source *d, struct step *s, struct err *e)
 {
-    if (d->link.delta->tensors[i].kind != DELTA_WHOLE &&
-        store_read(d->store, d->base, d->bases[i], from, n, out, e) != 0)
+    struct delta_change *c = &s->change;
+
+    if (d->link.pull == NULL) {
+        c->how = d->link.delta->tensors[s->i];
+        c->positions = bytes_of(d, &c->how.positions);
+        c->values = bytes_of(d, &c->how.values);
+    } else if (pull_change(c, d->link.pull, d->link.pull->index[s->i], s->k, d->store, &d->rooms,
+                           e) != 0) {
         return -1;
-    return delta_merge_next(d->merge, out, out, n, e);
+    }
+    if (c->sum != NULL && (s->hash = hash_new(c->hash)) == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a hash");
+    if (c->file != NULL)
+        return 0;
+    return delta_merge_begin(d->merge, s->t, &c->how, c->positions, c->values, e);
 }
 
-static int tensor_make(struct delta_source *d, uint32_t i, char *out, struct progress *p,
-                       struct err *e)
+/* Bytes [at, at + n). */
+static int step_block(struct delta_source *d, struct step *s, uint64_t at, uint64_t n,
+                      struct err *e)
 {
-    const struct tensor_spec *t = &d->link.delta->result->tensors[i];
-    const struct delta_tensor *change = &d->link.delta->tensors[i];
+    const struct delta_change *c = &s->change;
+    bool on_base = s->first && c->how.kind != DELTA_WHOLE;
+    char *out = s->out + at;
 
-    if (delta_merge_begin(d->merge, t, change, bytes_of(d, &change->positions),
-                          bytes_of(d, &change->values), e) != 0)
+    if (c->file != NULL)
+        return pull_pread(c->file, out, n, c->offset + at, e);
+    assert(!on_base || d->base != NULL);
+    if ((on_base && store_read(d->store, d->base, c->how.base, at, n, out, e) != 0) ||
+        delta_merge_next(d->merge, out, out, n, e) != 0)
         return -1;
-    for (uint64_t at = 0, n; at < t->nbytes; at += n) {
-        n = t->nbytes - at < SOURCE_REPORT_NBYTES ? t->nbytes - at : SOURCE_REPORT_NBYTES;
+    if (s->hash != NULL)
+        hash_add(s->hash, out, n);
+    return 0;
+}
+
+static int step_blocks(struct delta_source *d, struct step *s, struct progress *p, struct err *e)
+{
+    for (uint64_t at = 0, n; at < s->t->nbytes; at += n) {
+        n = s->t->nbytes - at < SOURCE_REPORT_NBYTES ? s->t->nbytes - at : SOURCE_REPORT_NBYTES;
         if ((at % SOURCE_PIECE_NBYTES == 0 && progress_check(p, e) != 0) ||
-            tensor_block(d, i, at, n, out + at, e) != 0)
+            step_block(d, s, at, n, e) != 0)
             return -1;
-        progress_came(p, out + at, n);
+        if (!s->last)
+            continue;
+        progress_came(p, s->out + at, n);
         (void)atomic_fetch_add_explicit(&p->nbytes_done, n, memory_order_relaxed);
     }
-    return delta_merge_end(d->merge, e);
+    return 0;
+}
+
+static int step_end(struct delta_source *d, const struct step *s, struct err *e)
+{
+    const struct delta_change *c = &s->change;
+    char sum[HASH_TEXT_MAX + 1];
+
+    if (c->file == NULL && delta_merge_end(d->merge, e) != 0)
+        return -1;
+    if (s->hash == NULL)
+        return 0;
+    hash_text(s->hash, sum);
+    if (strcmp(sum, c->sum) == 0)
+        return 0;
+    return err_set(e, ERR_CHECKSUM, "",
+                   "tensor '%.*s' has %s %s after the delta, its trainer says %s: the delta is "
+                   "damaged, or it was made from other weights than those that are served",
+                   utf8_cut_name(s->t->name), s->t->name, hash_kind_name(c->hash), sum, c->sum);
+}
+
+/* ---- the source ---- */
+
+/* The first change of tensor i from k on; PULL_NO_CHANGE: there is none. */
+static uint32_t next_change(const struct delta_source *d, uint32_t i, uint32_t k)
+{
+    if (d->link.pull != NULL)
+        return pull_next(d->link.pull, d->link.pull->index[i], k);
+    return k == 0 ? 0 : PULL_NO_CHANGE;
+}
+
+static int tensor_make(struct delta_source *d, struct step *s, struct progress *p, struct err *e)
+{
+    uint32_t next = next_change(d, s->i, 0);
+    int rc = 0;
+
+    for (s->first = true; rc == 0 && next != PULL_NO_CHANGE; s->first = false) {
+        s->k = next;
+        next = next_change(d, s->i, s->k + 1);
+        s->last = next == PULL_NO_CHANGE;
+        s->change = (struct delta_change){0};
+        s->hash = NULL;
+        rc = step_begin(d, s, e) == 0 && step_blocks(d, s, p, e) == 0 ? step_end(d, s, e) : -1;
+        hash_free(s->hash);
+        if (rc != 0 && d->link.pull != NULL)
+            (void)pull_say_version(e, d->link.pull->versions[s->k].number);
+    }
+    return rc;
+}
+
+static int refuse_base(const struct delta_source *d, const struct version *v, struct err *e)
+{
+    if (d->link.pull != NULL)
+        return err_set(e, ERR_CONFLICT, "",
+                       "another version was committed since the pull began: pull again");
+    return err_set(e, ERR_PRECONDITION, "/base_version",
+                   "the delta builds on serial %llu, and serial %llu ('%.128s') is served",
+                   (unsigned long long)d->base_serial, (unsigned long long)v->serial, v->label);
+}
+
+/* An update is staged now: no other version can be committed until it ends. */
+static int source_begin(struct delta_source *d, struct progress *p, struct err *e)
+{
+    const struct version *v;
+
+    if (d->base != NULL || (d->link.pull != NULL && pull_is_whole(d->link.pull)))
+        return 0;
+    if ((d->link.pull == NULL && d->parts == NULL && read_parts(d, p, e) != 0) ||
+        store_pin(d->store, &v, e) != 0)
+        return -1;
+    if (v->serial == d->base_serial) {
+        d->base = v;
+        return 0;
+    }
+    (void)refuse_base(d, v, e);
+    store_unpin(d->store, v);
+    return -1;
 }
 
 static int delta_source_fill(struct source *s, const struct tensor_list *tensor_list,
@@ -180,69 +273,60 @@ static int delta_source_fill(struct source *s, const struct tensor_list *tensor_
                              struct err *e)
 {
     struct delta_source *d = (struct delta_source *)s;
-    char *out = dst;
+    struct step step = {.out = dst};
 
-    assert(tensor_list->n_tensors == d->link.delta->result->n_tensors);
-    if (d->base == NULL && source_begin(d, p, e) != 0)
+    if (source_begin(d, p, e) != 0)
         return -1;
-    for (uint32_t i = first; i < first + n; out += tensor_list->tensors[i].nbytes, i++) {
+    for (uint32_t i = first; i < first + n; i++) {
+        step.i = i;
+        step.t = &tensor_list->tensors[i];
         atomic_store_explicit(&p->tensor, i, memory_order_relaxed);
-        if (tensor_make(d, i, out, p, e) != 0)
+        if (tensor_make(d, &step, p, e) != 0)
             return -1;
+        step.out += step.t->nbytes;
     }
     return 0;
 }
 
-/* Whose bytes each tensor's changes apply to. Fused and ignored names have none, and only come
- * whole. */
-static int find_bases(struct delta_source *d, struct err *e)
+static int delta_source_finish(struct source *s, struct progress *p, struct err *e)
 {
-    const struct model_spec *m = store_model_spec(d->store);
-    const struct tensor_list *result = d->link.delta->result;
-    struct model_spec_match match = {.index = TENSOR_LIST_NO_TENSOR};
+    const struct delta_source *d = (struct delta_source *)s;
 
-    d->bases = malloc(result->n_tensors * sizeof *d->bases);
-    d->places = malloc(result->n_tensors * sizeof *d->places);
-    if (d->bases == NULL || d->places == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors",
-                       (unsigned)result->n_tensors);
-    for (uint32_t i = 0; i < result->n_tensors; i++) {
-        d->bases[i] = TENSOR_LIST_NO_TENSOR;
-        d->places[i] = d->link.delta->tensors[i].values.i;
-        if (!model_spec_find(m, &match, result->tensors[i].name, &match))
-            continue;
-        if (match.alias == NULL)
-            d->bases[i] = match.index;
-        else if (match.alias->kind == ALIAS_TIED)
-            d->bases[i] = match.alias->targets[0];
-    }
-    return 0;
+    (void)p;
+    return d->link.pull != NULL ? pull_finish(d->link.pull, e) : 0;
 }
 
 int delta_source_new(struct source **out, struct tensor_list **result, struct delta_link *link,
                      const struct delta_source_cfg *cfg, struct err *e)
 {
     struct delta_source *d = calloc(1, sizeof *d);
+    uint32_t n = link->delta != NULL ? link->delta->result->n_tensors : 0;
 
-    if (d == NULL) {
+    if (d == NULL || (d->places = malloc((size_t)n * sizeof *d->places + 1)) == NULL) {
         delta_link_fini(link);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta");
+        free(d);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors", (unsigned)n);
     }
-    d->ops = (struct source_ops){
-        .name = link->source->ops->name, .fill = delta_source_fill, .close = delta_source_close};
+    d->link = *link;
+    memset(link, 0, sizeof *link);
+    d->ops = (struct source_ops){.name = d->link.pull != NULL ? "pull" : d->link.source->ops->name,
+                                 .fill = delta_source_fill,
+                                 .finish = delta_source_finish,
+                                 .close = delta_source_close};
     d->source.ops = &d->ops;
     d->store = cfg->store;
     d->base_serial = cfg->base_serial;
     d->devices = cfg->devices;
     d->n_devices = cfg->n_devices;
-    d->link = *link;
-    memset(link, 0, sizeof *link);
-    if (delta_merge_new(&d->merge, e) != 0 || find_bases(d, e) != 0) {
+    for (uint32_t i = 0; i < n; i++)
+        d->places[i] = d->link.delta->tensors[i].values.i;
+    if (delta_merge_new(&d->merge, e) != 0) {
         delta_source_close(&d->source);
         return -1;
     }
     *out = &d->source;
-    *result = tensor_list_ref(d->link.delta->result);
+    *result = tensor_list_ref(d->link.pull != NULL ? pull_tensors(d->link.pull)
+                                                   : d->link.delta->result);
     return 0;
 }
 
@@ -252,4 +336,17 @@ const struct chunk_rank *delta_source_sent(const struct source *s, const uint32_
 
     *at = d->places;
     return &d->link.sent;
+}
+
+int pull_source(struct source **out, struct pull *p, struct store *store, uint64_t serial,
+                struct err *e)
+{
+    struct delta_source_cfg cfg = {.store = store, .base_serial = serial};
+    struct delta_link link = {.pull = p};
+    struct tensor_list *made;
+
+    if (delta_source_new(out, &made, &link, &cfg, e) != 0)
+        return -1;
+    tensor_list_unref(made);
+    return 0;
 }

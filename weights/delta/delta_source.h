@@ -1,10 +1,10 @@
-/* The source that a delta becomes: it makes the new bytes of tensors from the served version and
- * the parts that other sources bring. So all else of an update is as with any source of the first
- * kind: staging, checksums, proof, commit.
+/* The source that changes become: it makes the new bytes of tensors from the served version, and
+ * from the parts that other sources bring or the files of a pull. So all else of an update is as
+ * with any source of the first kind: staging, checksums, proof, commit.
  *
- * The parts are read first, into scratch memory, and stay there until the source is closed. Then
- * each tensor is made a block at a time: the block of the base is read, and its changes are merged
- * into it. */
+ * Parts are read first, into scratch memory, and stay there until the source is closed; a pull's
+ * change is read when it is its turn. Each tensor is made a block at a time: the block of the base
+ * is read, and its change is merged into it. */
 #ifndef BATON_WEIGHTS_DELTA_DELTA_SOURCE_H
 #define BATON_WEIGHTS_DELTA_DELTA_SOURCE_H
 
@@ -17,8 +17,9 @@
 
 #include <stdint.h>
 
-/* A delta, and where its parts are. */
+/* A delta, and where its parts are; or a pull. */
 struct delta_link {
+    struct pull *pull;      /* owned; NULL: those below */
     struct source *source;  /* owned; of the parts, of any kind */
     struct chunk_rank sent; /* owned; their list, and checksums of them, or NULL */
     struct delta *delta;    /* owned; of that list */

@@ -97,14 +97,6 @@ static int read_versions(struct pull *p, struct err *e)
     return 0;
 }
 
-static bool is_changed(const struct pull *p, uint32_t index)
-{
-    for (uint32_t i = 0; i < p->n_versions; i++)
-        if (p->versions[i].of != NULL && p->versions[i].of[index] != UINT32_MAX)
-            return true;
-    return false;
-}
-
 /* The list of what changes. */
 static int make_list(struct pull *p, struct err *e)
 {
@@ -120,7 +112,7 @@ static int make_list(struct pull *p, struct err *e)
     for (uint32_t i = 0; i < all->n_tensors; i++) {
         const struct tensor_spec *t = &all->tensors[i];
 
-        if (!is_changed(p, i))
+        if (pull_next(p, i, 0) == PULL_NO_CHANGE)
             continue;
         if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0) {
             tensor_list_builder_free(b);

@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "base/names.h"
 #include "memory/hash.h"
+#include "weights/delta/delta.h"
 #include "weights/delta/pull.h"
 
 enum { PULL_FILE_NAME_MAX = 255, PULL_VALUE_MAX = 256 };
@@ -105,6 +106,32 @@ int pull_target(uint32_t *index, const struct pull *p, const char *name, struct 
 /* pull_pread - read exactly so many bytes of a file. Errors: ERR_UNREADABLE. */
 int pull_pread(const struct pull_file *f, void *out, uint64_t nbytes, uint64_t offset,
                struct err *e);
+
+/* Memory for the bytes of one change of a tensor: one reference each, NULL until it is needed. */
+struct pull_rooms {
+    struct slab *payload, *content;
+};
+
+/* How to make a tensor's bytes, and what they have to be. */
+struct delta_change {
+    const struct pull_file *file; /* the bytes are there, from `offset` on; NULL: as below */
+    uint64_t offset;
+    struct delta_tensor how;
+    struct delta_bytes positions, values;
+    enum hash_kind hash;
+    const char *sum; /* of the bytes that are made; NULL: not known */
+};
+
+/* pull_next - the first version, by its number in `versions`, from k on that changes a tensor of
+ * the model spec; PULL_NO_CHANGE: none.
+ * pull_change - what it says. @out  valid until the next call with these rooms. Errors: those of
+ * pull_source's fill.
+ * pull_finish - after the last. Errors: ERR_UNREADABLE: a file changed. */
+#define PULL_NO_CHANGE UINT32_MAX
+uint32_t pull_next(const struct pull *p, uint32_t index, uint32_t k);
+int pull_change(struct delta_change *out, const struct pull *p, uint32_t index, uint32_t k,
+                struct store *store, struct pull_rooms *rooms, struct err *e);
+int pull_finish(const struct pull *p, struct err *e);
 
 /* The readers: read what version v->number says. Errors: those of pull_open. */
 int pull_read_slime(struct pull *p, struct pull_version *v, struct err *e);

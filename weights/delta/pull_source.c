@@ -1,6 +1,4 @@
-/* The bytes of a pull: each tensor is read from the served version, and what the versions say of it
- * is merged into it, one after the other, in the memory that the update has for it. */
-#include "weights/delta/delta.h"
+/* What the versions of a pull say of a tensor, and the proof of a version by its hashes. */
 #include "weights/delta/pull_priv.h"
 
 #include "base/utf8.h"
@@ -14,48 +12,22 @@
 
 enum { COUNT_NBYTES = 4, POSITION_NBYTES = 4 }; /* of overwrite */
 
-struct pull_source {
-    struct source source; /* first */
-    struct pull *p;       /* owned */
-    struct store *store;  /* borrowed */
-    uint64_t serial;
-    const struct version *base; /* pinned; NULL until the first fill, and for a whole checkpoint */
-    struct delta_merge *merge;  /* owned */
-    struct slab *payload, *content; /* one reference each: of one tensor; NULL: none yet */
-};
+uint32_t pull_next(const struct pull *p, uint32_t index, uint32_t k)
+{
+    for (; k < p->n_versions; k++)
+        if (p->versions[k].of != NULL && p->versions[k].of[index] != UINT32_MAX)
+            return k;
+    return PULL_NO_CHANGE;
+}
 
 /* Makes *room at least so large; what was in it is lost. */
-static int room_reserve(struct pull_source *s, struct slab **room, uint64_t nbytes, struct err *e)
+static int room_reserve(struct store *store, struct slab **room, uint64_t nbytes, struct err *e)
 {
     if (*room != NULL && nbytes <= (*room)->nbytes)
         return 0;
     slab_unref(*room);
     *room = NULL;
-    return store_scratch(s->store, nbytes, room, e);
-}
-
-/* ---- one tensor ---- */
-
-static int merge_xor(struct pull_source *s, const struct tensor_spec *t,
-                     const struct pull_change *c, char *dst, const struct progress *progress,
-                     struct err *e)
-{
-    const struct delta_tensor d = {
-        .kind = DELTA_XOR,
-        .unit = 1,
-        .positions = {.i = TENSOR_LIST_NO_TENSOR},
-        .values = {.i = TENSOR_LIST_NO_TENSOR, .nbytes = t->nbytes, .zstd = true}};
-    struct delta_bytes values = {s->payload->base, c->nbytes}, none = {"", 0};
-
-    if (delta_merge_begin(s->merge, t, &d, none, values, e) != 0)
-        return -1;
-    for (uint64_t at = 0, n; at < t->nbytes; at += n) {
-        n = t->nbytes - at < SOURCE_PIECE_NBYTES ? t->nbytes - at : SOURCE_PIECE_NBYTES;
-        if (progress_check(progress, e) != 0 ||
-            delta_merge_next(s->merge, dst + at, dst + at, n, e) != 0)
-            return -1;
-    }
-    return delta_merge_end(s->merge, e);
+    return store_scratch(store, nbytes, room, e);
 }
 
 static int refuse_content(const struct tensor_spec *t, const char *what, struct err *e)
@@ -64,147 +36,69 @@ static int refuse_content(const struct tensor_spec *t, const char *what, struct 
                    utf8_cut_name(t->name), t->name, what);
 }
 
-/* One frame has the count, the positions and the values, so all of it is decompressed first. */
-static int merge_overwrite(struct pull_source *s, const struct tensor_spec *t,
-                           const struct pull_change *c, char *dst, struct err *e)
+/* One frame has the count, the positions and the values, so all of it is decompressed first.
+ * @payload  the frame */
+static int open_overwrite(struct delta_change *out, const struct tensor_spec *t,
+                          struct delta_bytes payload, struct store *store, struct slab **room,
+                          struct err *e)
 {
-    const struct delta_tensor d = {.kind = DELTA_INDEX,
-                                   .unit = 1,
-                                   .position_nbytes = POSITION_NBYTES,
-                                   .positions = {.i = TENSOR_LIST_NO_TENSOR},
-                                   .values = {.i = TENSOR_LIST_NO_TENSOR}};
-    const char *payload = s->payload->base;
-    uint64_t nbytes = ZSTD_getFrameContentSize(payload, c->nbytes);
-    struct delta_bytes positions, values;
+    uint64_t nbytes = ZSTD_getFrameContentSize(payload.data, payload.nbytes);
     const char *content;
     uint32_t count;
     size_t got;
 
-    if (ZSTD_findFrameCompressedSize(payload, c->nbytes) != c->nbytes)
+    if (ZSTD_findFrameCompressedSize(payload.data, payload.nbytes) != payload.nbytes)
         return refuse_content(t, "its frame is damaged, cut, or followed by other bytes", e);
     if (nbytes < COUNT_NBYTES || (nbytes - COUNT_NBYTES) / (POSITION_NBYTES + 1) > t->nbytes)
         return refuse_content(t, "its frame changed while it was read", e);
-    if (room_reserve(s, &s->content, nbytes, e) != 0)
+    if (room_reserve(store, room, nbytes, e) != 0)
         return -1;
-    got = ZSTD_decompress(s->content->base, nbytes, payload, c->nbytes);
+    content = (*room)->base;
+    got = ZSTD_decompress((*room)->base, nbytes, payload.data, payload.nbytes);
     if (ZSTD_isError(got) || got != nbytes)
         return refuse_content(t, "its frame is damaged", e);
-    content = s->content->base;
     memcpy(&count, content, sizeof count);
     count = le32toh(count);
     if (nbytes != COUNT_NBYTES + (uint64_t)count * (POSITION_NBYTES + 1))
         return refuse_content(t, "its count does not fit its size", e);
-    positions = (struct delta_bytes){content + COUNT_NBYTES, (uint64_t)count * POSITION_NBYTES};
-    values = (struct delta_bytes){(const char *)positions.data + positions.nbytes, count};
-    return delta_apply(s->merge, dst, t, &d, dst, positions, values, e);
+    out->how.kind = DELTA_INDEX;
+    out->how.position_nbytes = POSITION_NBYTES;
+    out->positions = (struct delta_bytes){content + COUNT_NBYTES,
+                                          (uint64_t)count * POSITION_NBYTES};
+    out->values = (struct delta_bytes){content + COUNT_NBYTES + out->positions.nbytes, count};
+    return 0;
 }
 
-static int pull_check_sum(const struct tensor_spec *t, const struct pull_change *c,
-                          const void *bytes, struct err *e)
+int pull_change(struct delta_change *out, const struct pull *p, uint32_t index, uint32_t k,
+                struct store *store, struct pull_rooms *rooms, struct err *e)
 {
-    char sum[HASH_TEXT_MAX + 1];
+    static const struct delta_part none = {.i = TENSOR_LIST_NO_TENSOR};
+    const struct pull_version *v = &p->versions[k];
+    const struct pull_change *c = &v->changes[v->of[index]];
+    const struct pull_file *f = &p->files[c->file];
 
-    hash_of(c->hash, bytes, t->nbytes, sum);
-    if (strcmp(sum, c->sum) == 0)
-        return 0;
-    return err_set(e, ERR_CHECKSUM, "",
-                   "tensor '%.*s' has %s %s after the delta, its trainer says %s: the delta is "
-                   "damaged, or it was made from other weights than those that are served",
-                   utf8_cut_name(t->name), t->name, hash_kind_name(c->hash), sum, c->sum);
-}
-
-static int pull_apply_change(struct pull_source *s, const struct tensor_spec *t,
-                             const struct pull_change *c, char *dst,
-                             const struct progress *progress, struct err *e)
-{
-    const struct pull_file *f = &s->p->files[c->file];
-    int rc;
-
+    *out = (struct delta_change){.file = f, .offset = c->offset};
     if (c->how == PULL_WHOLE)
-        return pull_pread(f, dst, t->nbytes, c->offset, e);
-    if (room_reserve(s, &s->payload, c->nbytes, e) != 0 ||
-        pull_pread(f, s->payload->base, c->nbytes, c->offset, e) != 0)
-        return -1;
-    rc = c->how == PULL_XOR ? merge_xor(s, t, c, dst, progress, e)
-                            : merge_overwrite(s, t, c, dst, e);
-    return rc == 0 ? pull_check_sum(t, c, dst, e) : -1;
-}
-
-/* The bytes of a tensor of the served version. */
-static int read_served(struct store *store, const struct version *v, uint32_t index,
-                       uint64_t nbytes, char *dst, const struct progress *progress, struct err *e)
-{
-    for (uint64_t at = 0, n; at < nbytes; at += n) {
-        n = nbytes - at < SOURCE_PIECE_NBYTES ? nbytes - at : SOURCE_PIECE_NBYTES;
-        if (progress_check(progress, e) != 0 ||
-            store_read(store, v, index, at, n, dst + at, e) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-static int make_tensor(struct pull_source *s, uint32_t index, char *dst,
-                       const struct progress *progress, struct err *e)
-{
-    const struct tensor_spec *t = &s->p->cfg.spec->tensor_list->tensors[index];
-
-    if (s->base != NULL && read_served(s->store, s->base, index, t->nbytes, dst, progress, e) != 0)
-        return -1;
-    for (uint32_t i = 0; i < s->p->n_versions; i++) {
-        const struct pull_version *v = &s->p->versions[i];
-        uint32_t k = v->of != NULL ? v->of[index] : UINT32_MAX;
-
-        if (k != UINT32_MAX && pull_apply_change(s, t, &v->changes[k], dst, progress, e) != 0)
-            return pull_say_version(e, v->number);
-    }
-    return 0;
-}
-
-/* ---- the source ---- */
-
-/* An update is staged now: no other version can be committed until it ends. */
-static int pin_pull_base(struct pull_source *s, struct err *e)
-{
-    const struct version *v;
-
-    if (s->base != NULL || pull_is_whole(s->p))
         return 0;
-    if (store_pin(s->store, &v, e) != 0)
+    if (room_reserve(store, &rooms->payload, c->nbytes, e) != 0 ||
+        pull_pread(f, rooms->payload->base, c->nbytes, c->offset, e) != 0)
         return -1;
-    if (v->serial == s->serial) {
-        s->base = v;
+    *out = (struct delta_change){
+        .how = {.kind = DELTA_XOR, .base = index, .unit = 1, .positions = none, .values = none},
+        .values = {rooms->payload->base, c->nbytes},
+        .hash = c->hash,
+        .sum = c->sum};
+    out->how.values.zstd = c->how == PULL_XOR;
+    if (c->how == PULL_XOR)
         return 0;
-    }
-    store_unpin(s->store, v);
-    return err_set(e, ERR_CONFLICT, "",
-                   "another version was committed since the pull began: pull again");
+    return open_overwrite(out, &p->cfg.spec->tensor_list->tensors[index], out->values, store,
+                          &rooms->content, e);
 }
 
-static int pull_fill(struct source *source, const struct tensor_list *list, uint32_t first,
-                     uint32_t n, void *dst, struct progress *progress, struct err *e)
+/* Only of a whole checkpoint no hash says whether a file was changed meanwhile. */
+int pull_finish(const struct pull *p, struct err *e)
 {
-    struct pull_source *s = (struct pull_source *)source;
-    char *at = dst;
-
-    if (pin_pull_base(s, e) != 0)
-        return -1;
-    for (uint32_t i = first; i < first + n; i++) {
-        uint64_t nbytes = list->tensors[i].nbytes;
-
-        atomic_store_explicit(&progress->tensor, i, memory_order_relaxed);
-        if (progress_check(progress, e) != 0 ||
-            make_tensor(s, s->p->index[i], at, progress, e) != 0)
-            return -1;
-        (void)atomic_fetch_add_explicit(&progress->nbytes_done, nbytes, memory_order_relaxed);
-        progress_came(progress, at, nbytes);
-        at += nbytes;
-    }
-    return 0;
-}
-
-static int check_unchanged(const struct pull *p, struct err *e)
-{
-    for (uint32_t i = 0; i < p->n_files; i++) {
+    for (uint32_t i = 0; pull_is_whole(p) && i < p->n_files; i++) {
         const struct pull_file *f = &p->files[i];
         struct file_stamp now;
         struct stat st;
@@ -217,53 +111,6 @@ static int check_unchanged(const struct pull *p, struct err *e)
         (void)err_set(e, ERR_UNREADABLE, "", "'%s' was changed while it was read", f->name);
         return pull_say_version(e, f->version);
     }
-    return 0;
-}
-
-/* Only of a whole checkpoint no hash says whether a file was changed meanwhile. */
-static int pull_finish(struct source *source, struct progress *progress, struct err *e)
-{
-    const struct pull_source *s = (struct pull_source *)source;
-
-    (void)progress;
-    return pull_is_whole(s->p) ? check_unchanged(s->p, e) : 0;
-}
-
-static void source_fini(struct pull_source *s)
-{
-    store_unpin(s->store, s->base);
-    pull_close(s->p);
-    delta_merge_free(s->merge);
-    slab_unref(s->payload);
-    slab_unref(s->content);
-}
-
-static void pull_source_close(struct source *source)
-{
-    if (source == NULL)
-        return;
-    source_fini((struct pull_source *)source);
-    free(source);
-}
-
-static const struct source_ops pull_ops = {
-    .name = "pull", .fill = pull_fill, .finish = pull_finish, .close = pull_source_close};
-
-int pull_source(struct source **out, struct pull *p, struct store *store, uint64_t serial,
-                struct err *e)
-{
-    struct pull_source *s = calloc(1, sizeof *s);
-
-    if (s == NULL || delta_merge_new(&s->merge, e) != 0) {
-        free(s);
-        pull_close(p);
-        return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a pull");
-    }
-    s->source.ops = &pull_ops;
-    s->p = p;
-    s->store = store;
-    s->serial = serial;
-    *out = &s->source;
     return 0;
 }
 
