@@ -35,6 +35,7 @@ struct handoff;
 struct history;
 struct engine;
 struct fleet_control;
+struct label_req;
 struct life;
 struct list_cache;
 struct metrics;
@@ -119,6 +120,10 @@ struct app_fleet {
     /* With --stage: each upstream, and whether it has the version that was committed here with this
      * serial: new; NULL without memory. Threads: any. */
     json_t *(*handed)(const struct app *app, uint64_t serial);
+    /* With --stage: gives the version that is served another name, here and at the engines, and
+     * replies (fleet_rename in handlers/fleet/handlers.h). Threads: those of `executor`. */
+    void (*rename)(struct app *app, struct http_request *x, const struct label_req *req,
+                   json_t *reply, void (*named)(void *arg, bool recorded), void *arg);
     /* Appends the fleet's metrics as Prometheus text. Threads: any; no lock held. */
     void (*metrics)(struct app *app, struct buf *out);
 };

@@ -195,6 +195,7 @@ static const bool staged[OPERATION_COUNT] = {
     [OPERATION_UPDATE_FINISH] = true, [OPERATION_UPDATE_ABORT] = true,
     [OPERATION_UPDATE_RENEW] = true,  [OPERATION_UPDATE_GET] = true,
     [OPERATION_UPDATE_DELETE] = true, [OPERATION_UPDATE_ZMQ] = true,
+    [OPERATION_PULL] = true,          [OPERATION_PULL_COMMIT] = true,
     [OPERATION_COMMIT_RESUME] = true, [OPERATION_TENSOR_LIST_PUT] = true,
     [OPERATION_WEIGHTS_LIST] = true,  [OPERATION_WEIGHTS_DIFF] = true,
     [OPERATION_WEIGHTS_GET] = true,   [OPERATION_WEIGHTS_CHECK] = true,
@@ -230,8 +231,15 @@ enum lifecycle_call operation_call(enum operation op)
 
 int fleet_not_answered(struct app *app, struct http_request *x, struct err *e)
 {
+    const struct route *route = x->route;
+    const char *member = route->body_match.inner;
+
     (void)app;
     return err_set(e, ERR_HAS_UPSTREAMS, "",
-                   "%.200s is not supported in front of upstream engines; send it to an engine",
-                   x->path);
+                   "%.200s%s%s%s is not supported in front of upstream engines%s send it to an "
+                   "engine",
+                   x->path, member != NULL ? " with '" : "", member != NULL ? member : "",
+                   member != NULL ? "'" : "",
+                   staged[route->operation] ? " without --stage: start this server with it, or"
+                                            : ";");
 }

@@ -96,6 +96,7 @@ static int open_upstreams(struct server *s, struct err *e)
     s->fleet.status = fleet_status_json;
     s->fleet.update = fleet_update_json;
     s->fleet.handed = fleet_handed_json;
+    s->fleet.rename = fleet_rename;
     s->fleet.metrics = metrics_fleet;
     if (http_init(e) != 0 || upstreams_new(&s->fleet.upstreams, &cfg, e) != 0)
         return -1;

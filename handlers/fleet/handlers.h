@@ -6,6 +6,7 @@
 #include "http/http_request.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 struct api_object;
@@ -13,6 +14,7 @@ struct app;
 struct fleet_control;
 struct fleet_results;
 struct fleet_session;
+struct label_req;
 
 /* handle_fleet_proxy - pass a request on to an engine. Threads: the event loop. Errors:
  * proxy_forward's. */
@@ -61,6 +63,17 @@ void fleet_body_fini(struct api_object *body);
  * @results  zeroed: nothing was sent; then -1 is returned, and nothing is replied */
 int fleet_reply(struct app *app, struct http_request *x, json_t *reply,
                 const struct fleet_results *results, struct err *e);
+
+/* fleet_rename - give the version that is served here and at the engines (--stage) another name,
+ * and reply. An engine that does not take it is out of step, and is repaired with it.
+ * @reply  of a 200; stolen
+ * @named  called before the reply: is the name recorded here? It is also then if an engine did not
+ *         take it
+ * Threads: those that may wait for engines. Blocks: for the operation lock, then as
+ * fleet_label_all. Errors, in the reply: of the lock; fleet_label_all's; ERR_CONFLICT: an update is
+ * open, or the version is not handed over yet. */
+void fleet_rename(struct app *app, struct http_request *x, const struct label_req *req,
+                  json_t *reply, void (*named)(void *arg, bool recorded), void *arg);
 
 /* fleet_update_json - the update that is open or starts (new), or JSON null. Threads: any. NULL: no
  * memory. */

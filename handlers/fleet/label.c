@@ -73,8 +73,8 @@ static void explain_recorded(const char *label, struct err *e)
                   label, why.msg);
 }
 
-static int label_all(struct app *app, struct http_request *x, const struct label_req *req,
-                     struct err *e)
+static int label_all(struct app *app, const struct label_req *req, struct fleet_results *results,
+                     uint64_t *serial, struct err *e)
 {
     struct staged_label l = {.app = app, .req = req};
     bool staged = app->fleet->handoff != NULL;
@@ -83,19 +83,49 @@ static int label_all(struct app *app, struct http_request *x, const struct label
                                       .abort_requests = req->abort_requests,
                                       .record = staged ? record_staged : NULL,
                                       .arg = &l};
-    fleet_results_auto results = {0};
-    uint64_t serial = 0;
     int rc;
 
     if (staged && read_staged(&l, e) != 0)
         return -1;
-    rc = fleet_label_all(app->fleet->control, &all, &results, &serial, e);
-    if (rc != 0 && staged && serial > 0)
-        explain_recorded(req->label, e);
-    return fleet_reply(app, x,
-                       json_pack("{s:s, s:I}", "weight_version", req->label, "serial",
-                                 (json_int_t)(staged ? l.serial : serial)),
-                       &results, e);
+    rc = fleet_label_all(app->fleet->control, &all, results, serial, e);
+    if (staged && *serial > 0) {
+        *serial = l.serial;
+        if (rc != 0)
+            explain_recorded(req->label, e);
+    }
+    return rc;
+}
+
+/* @serial  of the version that has the name now; 0: none has */
+static int label_locked(struct app *app, struct http_request *x, const struct label_req *req,
+                        struct fleet_results *results, uint64_t *serial, struct err *e)
+{
+    struct fleet_control *fc = app->fleet->control;
+    int rc = app->fleet->handoff != NULL /* it is waited for */
+                 ? fleet_op_lock(fc, x, "another name", e)
+                 : fleet_step_lock(fc, x, "another name", e);
+
+    *serial = 0;
+    if (rc != 0)
+        return -1;
+    rc = fleet_check_no_update(fc, true, e);
+    if (rc == 0)
+        rc = label_all(app, req, results, serial, e);
+    fleet_op_unlock(fc);
+    return rc;
+}
+
+void fleet_rename(struct app *app, struct http_request *x, const struct label_req *req,
+                  json_t *reply, void (*named)(void *arg, bool recorded), void *arg)
+{
+    fleet_results_auto results = {0};
+    struct err e = {0};
+    uint64_t serial;
+
+    (void)label_locked(app, x, req, &results, &serial, &e);
+    named(arg, serial != 0);
+    if (fleet_reply(app, x, reply, &results, &e) != 0)
+        reply_error(x, &e, NULL);
 }
 
 /* Where no engine counts tensors, naming the version means that all tensors were sent. */
@@ -126,22 +156,18 @@ static int commit_open(struct app *app, struct http_request *x, const char *labe
 int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
     fleet_body_auto body = {0};
+    fleet_results_auto results = {0};
     struct label_req req = {0};
-    int rc;
+    uint64_t serial;
 
     if (fleet_body_parse(&body, x, e) != 0 ||
         member_read(&req, weights_label_members, body.json, "", e) != 0)
         return -1;
     if (label_commits_open(app))
         return commit_open(app, x, req.label, e);
-    rc = app->fleet->handoff != NULL /* it is waited for */
-             ? fleet_op_lock(app->fleet->control, x, "another name", e)
-             : fleet_step_lock(app->fleet->control, x, "another name", e);
-    if (rc != 0)
+    if (label_locked(app, x, &req, &results, &serial, e) != 0 && results.list == NULL)
         return -1;
-    rc = fleet_check_no_update(app->fleet->control, true, e);
-    if (rc == 0)
-        rc = label_all(app, x, &req, e);
-    fleet_op_unlock(app->fleet->control);
-    return rc;
+    return fleet_reply(
+        app, x, json_pack("{s:s, s:I}", "weight_version", req.label, "serial", (json_int_t)serial),
+        &results, e);
 }

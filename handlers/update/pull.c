@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/utf8.h"
-#include "control/generations.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
 #include "control/source_threads.h"
@@ -41,6 +40,7 @@ struct pull_job {
     bool base_read;          /* the trainer's base model was, and compared */
     uint32_t n_versions, n_tensors;
     uint64_t begun_us;
+    char label[VERSION_LABEL_MAX + 1]; /* in front of engines: that they are given */
 };
 
 static struct pull_chain *chain_of(const struct app *app)
@@ -527,19 +527,51 @@ static void pull_committed(void *arg, const struct update_info *info, const stru
 }
 
 /* The version has the bytes of the one that is served. */
+static void note_renamed(struct pull_job *j, uint64_t serial)
+{
+    note_committed(&j->state, serial);
+    forget_pulled(&j->state);
+}
+
+static json_t *renamed_json(const char *label, uint64_t serial)
+{
+    return json_pack("{s:s, s:s, s:I, s:i}", "phase", "committed", "weight_version", label,
+                     "serial", (json_int_t)serial, "n_tensors_done", 0);
+}
+
+static void engines_renamed(void *arg, bool recorded)
+{
+    struct pull_job *j = arg;
+
+    if (recorded)
+        note_renamed(j, j->state.serial);
+    job_end(j);
+}
+
+static void rename_at_engines(void *arg)
+{
+    struct pull_job *j = arg;
+    const struct label_req req = {.label = j->label, .if_serial = j->state.serial};
+
+    j->app->fleet->rename(j->app, j->x, &req, renamed_json(req.label, req.if_serial),
+                          engines_renamed, j);
+}
+
 static int rename_served(struct pull_job *j, const char *label, struct err *e)
 {
     struct http_request *x = j->x;
     uint64_t serial;
 
+    if (j->app->fleet != NULL) { /* on threads that may wait for engines */
+        (void)snprintf(j->label, sizeof j->label, "%s", label);
+        j->job = (struct job){.run = rename_at_engines, .arg = j};
+        return workers_post(j->app->fleet->executor, &j->job, WORKERS_NORMAL, e);
+    }
     if (store_set_label(j->app->weights->store, label, j->state.serial, &serial, e) != 0)
         return -1;
-    note_committed(&j->state, serial);
-    forget_pulled(&j->state);
+    note_renamed(j, serial);
     job_end(j);
-    reply_json(x, 200,
-               json_pack("{s:s, s:s, s:I, s:i}", "phase", "committed", "weight_version", label,
-                         "serial", (json_int_t)serial, "n_tensors_done", 0));
+    reply_json(x, 200, renamed_json(label, serial));
     return 0;
 }
 
@@ -574,9 +606,8 @@ static int commit_job(struct pull_job *j, const char *label, bool abort_requests
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)j->target);
     if (label == NULL)
         label = number;
-    /* Before the commit: generations that are sent after the reply must not be aborted. */
     if (abort_requests && (j->state.update_id[0] == '\0' || pulled_waits(j->app, &j->state)))
-        (void)generations_abort(j->app->generate->generations, NULL, 0);
+        update_abort_generations(j->app);
     if (j->state.update_id[0] == '\0')
         return rename_served(j, label, e);
     if (updates_finish(j->app->weights->updates, j->state.update_id, label, NULL, 0, pull_committed,

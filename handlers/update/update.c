@@ -2,7 +2,6 @@
  * from shared memory, from files, or are the body itself. */
 #include "weights/update/update.h"
 #include "base/utf8.h"
-#include "control/generations.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
@@ -274,10 +273,8 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
         update_chunk_free(c);
         return -1;
     }
-    /* Before the chunk is submitted: generations that are sent after the reply must not be
-     * aborted. */
     if (w.abort_requests)
-        (void)generations_abort(app->generate->generations, NULL, 0);
+        update_abort_generations(app);
     if (c->source == NULL)
         return reply_no_tensors(app->weights, x, c, e);
     return submit_chunk(app, x, c, body, e);

@@ -1,7 +1,9 @@
 /* The reply to a request whose update has ended. */
 #include "handlers/update/update_requester.h"
 
+#include "control/generations.h"
 #include "control/weight_transfer.h"
+#include "fleet/calls/fleet_request.h"
 #include "handlers/app.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
@@ -35,6 +37,14 @@ void update_requester_free(struct update_requester *a)
 bool update_requester_disconnected(void *asker)
 {
     return http_request_disconnected(((struct update_requester *)asker)->x);
+}
+
+void update_abort_generations(struct app *app)
+{
+    if (app->fleet != NULL)
+        fleet_abort_all_requests(app->fleet->control);
+    else
+        (void)generations_abort(app->generate->generations, NULL, 0);
 }
 
 /* Adds which upstreams have the committed version (--stage); NULL is returned for lack of memory.

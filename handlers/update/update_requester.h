@@ -24,6 +24,12 @@ void update_requester_free(struct update_requester *a); /* without an answer; ac
  * argument is a struct update_requester. */
 bool update_requester_disconnected(void *asker);
 
+/* update_abort_generations - end all generations, here or at the engines, before what the request
+ * brings is submitted: those that are sent after its reply must not be aborted.
+ * Threads: those that may wait for engines. Blocks: in front of engines as
+ * fleet_abort_all_requests, whose failures are ignored. */
+void update_abort_generations(struct app *app);
+
 /* update_note_end - note for the log how the update of a request ended, before it is answered.
  * @e  its answer, which may be an error of what follows a commit */
 void update_note_end(struct http_request *x, const struct update_info *info, const struct err *e);
