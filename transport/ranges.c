@@ -1,12 +1,11 @@
 /* Reads in pieces, so that a stop, a deadline or a truncated file is noticed between them. */
 #include "transport/ranges.h"
 
-#include "base/mtx.h"
+#include "base/jobs/parallel.h"
 #include "base/utf8.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,22 +100,14 @@ static uint32_t tensor_at(const struct tensor_list *tensor_list, uint32_t first,
     return first;
 }
 
-/* A run that is being read: the update worker and a few more threads take its pieces in order,
- * because one core copies out of the kernel more slowly than memory allows. */
+/* A run that is being read, piece by piece. */
 struct run {
-    const struct ranges *r; /* immutable, as all down to the blank line */
+    const struct ranges *r;
     const struct tensor_list *tensor_list;
     uint32_t first, end;    /* tensors */
     uint64_t begin, nbytes; /* of the packed bucket */
     uint8_t *dst;
     struct progress *p;
-
-    atomic_uint_fast64_t next; /* offset of the next piece; relaxed: only its value counts */
-    atomic_bool failed;        /* relaxed: a hint to stop early */
-
-    struct mtx lock;  /* rank MTX_LEAF; guards down to the end */
-    uint64_t bad_at;  /* the lowest offset that failed, UINT64_MAX for none */
-    struct err error; /* of that */
 };
 
 /* Makes the error for a read that ended `done` bytes into the piece at `at`. */
@@ -140,18 +131,6 @@ static void run_explain(const struct run *run, uint64_t at, uint64_t done, int e
                       (unsigned long long)(r->at[run->first].offset + at + done));
 }
 
-/* Keeps the error with the lowest offset. */
-static void ranges_run_fail(struct run *run, uint64_t at, const struct err *e)
-{
-    mtx_lock(&run->lock);
-    if (at < run->bad_at) {
-        run->bad_at = at;
-        run->error = *e;
-    }
-    mtx_unlock(&run->lock);
-    atomic_store_explicit(&run->failed, true, memory_order_relaxed);
-}
-
 /* As read_piece, and reports the bytes as they are read. */
 static int read_reporting(const struct run *run, uint64_t at, uint64_t nbytes, uint64_t *done)
 {
@@ -170,12 +149,14 @@ static int read_reporting(const struct run *run, uint64_t at, uint64_t nbytes, u
     return rc;
 }
 
-static int run_piece(struct run *run, uint64_t at, struct err *e)
+static int run_piece(void *arg, unsigned thread, uint64_t i, struct err *e)
 {
-    uint64_t left = run->nbytes - at, done;
+    const struct run *run = arg;
+    uint64_t at = i * SOURCE_PIECE_NBYTES, left = run->nbytes - at, done;
     uint64_t want = left < SOURCE_PIECE_NBYTES ? left : SOURCE_PIECE_NBYTES;
     int rc;
 
+    (void)thread;
     if (progress_check(run->p, e) != 0)
         return -1;
     atomic_store_explicit(&run->p->tensor,
@@ -189,35 +170,6 @@ static int run_piece(struct run *run, uint64_t at, struct err *e)
     return -1;
 }
 
-static void *run_main(void *arg)
-{
-    struct run *run = arg;
-    uint64_t at;
-
-    while (!atomic_load_explicit(&run->failed, memory_order_relaxed) &&
-           (at = atomic_fetch_add_explicit(&run->next, SOURCE_PIECE_NBYTES, memory_order_relaxed)) <
-               run->nbytes) {
-        struct err e = {0};
-
-        if (run_piece(run, at, &e) != 0)
-            ranges_run_fail(run, at, &e);
-    }
-    return NULL;
-}
-
-/* Additional readers: none for a run that one core copies in a few milliseconds. */
-static unsigned readers_for(uint64_t nbytes)
-{
-    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint64_t most = nbytes / RANGES_READER_NBYTES;
-
-    if (n_cpus > RANGES_READERS_MAX)
-        n_cpus = RANGES_READERS_MAX;
-    if (n_cpus < 2 || most < 2)
-        return 0;
-    return (most < (uint64_t)n_cpus ? (unsigned)most : (unsigned)n_cpus) - 1;
-}
-
 /* Reads tensors [first, end), which are adjacent in one file. */
 static int ranges_fill_run(const struct ranges *r, const struct tensor_list *tensor_list,
                            uint32_t first, uint32_t end, uint8_t *dst, struct progress *p,
@@ -226,25 +178,12 @@ static int ranges_fill_run(const struct ranges *r, const struct tensor_list *ten
     const struct tensor_spec *last = &tensor_list->tensors[end - 1];
     struct run run = {
         .r = r, .tensor_list = tensor_list, .first = first, .end = end, .dst = dst, .p = p};
-    pthread_t readers[RANGES_READERS_MAX];
-    unsigned n_readers = 0, want;
 
     run.begin = tensor_list->tensors[first].offset;
     run.nbytes = last->offset + last->nbytes - run.begin;
-    run.bad_at = UINT64_MAX;
-    mtx_init(&run.lock, MTX_LEAF);
-    want = readers_for(run.nbytes);
-    /* if a thread cannot be created, fewer read */
-    while (n_readers < want && pthread_create(&readers[n_readers], NULL, run_main, &run) == 0)
-        (void)pthread_setname_np(readers[n_readers++], "reader");
-    (void)run_main(&run);
-    while (n_readers > 0)
-        (void)pthread_join(readers[--n_readers], NULL);
-    mtx_fini(&run.lock);
-    if (run.bad_at == UINT64_MAX)
-        return 0;
-    *e = run.error;
-    return -1;
+    return parallel_run(run_piece, &run,
+                        (run.nbytes + SOURCE_PIECE_NBYTES - 1) / SOURCE_PIECE_NBYTES, run.nbytes,
+                        "reader", e);
 }
 
 /* The end of the run that begins with `first`. Tensors without bytes belong to any run. */

@@ -12,11 +12,7 @@
 
 #include <stdint.h>
 
-enum {
-    RANGES_FILES_MAX = 4096,
-    RANGES_READERS_MAX = 4,         /* threads that read one run, including the caller's */
-    RANGES_READER_NBYTES = 32 << 20 /* of a run for each reader; less is not worth a thread */
-};
+enum { RANGES_FILES_MAX = 4096 };
 
 /* The place of one tensor of the tensor list. */
 struct range {
