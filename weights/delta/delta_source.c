@@ -1,7 +1,8 @@
-/* Makes tensors from the served version and their changes, a pass over the tensor for each: a block
- * of it that stays in the cache is read, changed and hashed. */
+/* Makes tensors from the served version and their changes, each by one thread, in a pass for each
+ * change: a block that stays in the cache is read, changed and hashed. */
 #include "weights/delta/delta_source.h"
 
+#include "base/jobs/parallel.h"
 #include "base/utf8.h"
 #include "memory/slab.h"
 #include "weights/delta/pull_priv.h"
@@ -18,12 +19,14 @@ struct delta_source {
     struct store *store;
     uint64_t base_serial;
     const struct version *base; /* pinned; NULL until the first fill, and for a whole checkpoint */
-    struct delta_merge *merge;  /* owned */
+    struct maker {
+        struct delta_merge *merge;  /* owned; NULL until its first tensor */
+        struct pull_rooms rooms;    /* of one change of a pull */
+    } makers[PARALLEL_THREADS_MAX]; /* each of one thread at a time */
 
     struct delta_link link;
-    struct pull_rooms rooms; /* of one change of a pull */
-    struct slab *parts;      /* one reference; NULL until they are read, and for a pull */
-    uint32_t *places;        /* owned; [n_tensors]: of the values in what was sent */
+    struct slab *parts; /* one reference; NULL until they are read, and for a pull */
+    uint32_t *places;   /* owned; [n_tensors]: of the values in what was sent */
     struct device *const *devices;
     uint32_t n_devices;
 };
@@ -47,9 +50,11 @@ static void delta_source_close(struct source *s)
         return;
     store_unpin(d->store, d->base);
     delta_link_fini(&d->link);
-    delta_merge_free(d->merge);
-    slab_unref(d->rooms.payload);
-    slab_unref(d->rooms.content);
+    for (unsigned i = 0; i < PARALLEL_THREADS_MAX; i++) {
+        delta_merge_free(d->makers[i].merge);
+        slab_unref(d->makers[i].rooms.payload);
+        slab_unref(d->makers[i].rooms.content);
+    }
     slab_unref(d->parts);
     free(d->places);
     free(d);
@@ -131,6 +136,7 @@ static struct delta_bytes bytes_of(const struct delta_source *d, const struct de
 
 /* Change k of a tensor that is made, and where its bytes are. */
 struct step {
+    struct maker *maker;
     const struct tensor_spec *t;
     uint32_t i, k;
     bool first, last; /* of the tensor's changes */
@@ -147,15 +153,15 @@ static int step_begin(struct delta_source *d, struct step *s, struct err *e)
         c->how = d->link.delta->tensors[s->i];
         c->positions = bytes_of(d, &c->how.positions);
         c->values = bytes_of(d, &c->how.values);
-    } else if (pull_change(c, d->link.pull, d->link.pull->index[s->i], s->k, d->store, &d->rooms,
-                           e) != 0) {
+    } else if (pull_change(c, d->link.pull, d->link.pull->index[s->i], s->k, d->store,
+                           &s->maker->rooms, e) != 0) {
         return -1;
     }
     if (c->sum != NULL && (s->hash = hash_new(c->hash)) == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a hash");
     if (c->file != NULL)
         return 0;
-    return delta_merge_begin(d->merge, s->t, &c->how, c->positions, c->values, e);
+    return delta_merge_begin(s->maker->merge, s->t, &c->how, c->positions, c->values, e);
 }
 
 /* Bytes [at, at + n). */
@@ -170,7 +176,7 @@ static int step_block(struct delta_source *d, struct step *s, uint64_t at, uint6
         return pull_pread(c->file, out, n, c->offset + at, e);
     assert(!on_base || d->base != NULL);
     if ((on_base && store_read(d->store, d->base, c->how.base, at, n, out, e) != 0) ||
-        delta_merge_next(d->merge, out, out, n, e) != 0)
+        delta_merge_next(s->maker->merge, out, out, n, e) != 0)
         return -1;
     if (s->hash != NULL)
         hash_add(s->hash, out, n);
@@ -192,12 +198,12 @@ static int step_blocks(struct delta_source *d, struct step *s, struct progress *
     return 0;
 }
 
-static int step_end(struct delta_source *d, const struct step *s, struct err *e)
+static int step_end(const struct step *s, struct err *e)
 {
     const struct delta_change *c = &s->change;
     char sum[HASH_TEXT_MAX + 1];
 
-    if (c->file == NULL && delta_merge_end(d->merge, e) != 0)
+    if (c->file == NULL && delta_merge_end(s->maker->merge, e) != 0)
         return -1;
     if (s->hash == NULL)
         return 0;
@@ -220,7 +226,7 @@ static uint32_t next_change(const struct delta_source *d, uint32_t i, uint32_t k
     return k == 0 ? 0 : PULL_NO_CHANGE;
 }
 
-static int tensor_make(struct delta_source *d, struct step *s, struct progress *p, struct err *e)
+static int changes_apply(struct delta_source *d, struct step *s, struct progress *p, struct err *e)
 {
     uint32_t next = next_change(d, s->i, 0);
     int rc = 0;
@@ -231,12 +237,34 @@ static int tensor_make(struct delta_source *d, struct step *s, struct progress *
         s->last = next == PULL_NO_CHANGE;
         s->change = (struct delta_change){0};
         s->hash = NULL;
-        rc = step_begin(d, s, e) == 0 && step_blocks(d, s, p, e) == 0 ? step_end(d, s, e) : -1;
+        rc = step_begin(d, s, e) == 0 && step_blocks(d, s, p, e) == 0 ? step_end(s, e) : -1;
         hash_free(s->hash);
         if (rc != 0 && d->link.pull != NULL)
             (void)pull_say_version(e, d->link.pull->versions[s->k].number);
     }
     return rc;
+}
+
+struct filling {
+    struct delta_source *d;
+    const struct tensor_spec *first; /* of the tensors that are filled */
+    uint32_t i;                      /* its number */
+    char *dst;
+    struct progress *p;
+};
+
+static int tensor_make(void *arg, unsigned thread, uint64_t k, struct err *e)
+{
+    const struct filling *f = arg;
+    struct step s = {.maker = &f->d->makers[thread],
+                     .t = &f->first[k],
+                     .i = f->i + (uint32_t)k,
+                     .out = f->dst + (f->first[k].offset - f->first->offset)};
+
+    if (s.maker->merge == NULL && delta_merge_new(&s.maker->merge, e) != 0)
+        return -1;
+    atomic_store_explicit(&f->p->tensor, s.i, memory_order_relaxed);
+    return changes_apply(f->d, &s, f->p, e);
 }
 
 static int refuse_base(const struct delta_source *d, const struct version *v, struct err *e)
@@ -272,20 +300,13 @@ static int delta_source_fill(struct source *s, const struct tensor_list *tensor_
                              uint32_t first, uint32_t n, void *dst, struct progress *p,
                              struct err *e)
 {
-    struct delta_source *d = (struct delta_source *)s;
-    struct step step = {.out = dst};
+    struct filling f = {(struct delta_source *)s, &tensor_list->tensors[first], first, dst, p};
+    const struct tensor_spec *last = &f.first[n - 1];
 
-    if (source_begin(d, p, e) != 0)
+    if (source_begin(f.d, p, e) != 0)
         return -1;
-    for (uint32_t i = first; i < first + n; i++) {
-        step.i = i;
-        step.t = &tensor_list->tensors[i];
-        atomic_store_explicit(&p->tensor, i, memory_order_relaxed);
-        if (tensor_make(d, &step, p, e) != 0)
-            return -1;
-        step.out += step.t->nbytes;
-    }
-    return 0;
+    return parallel_run(tensor_make, &f, n, last->offset + last->nbytes - f.first->offset, "delta",
+                        e);
 }
 
 static int delta_source_finish(struct source *s, struct progress *p, struct err *e)
@@ -320,10 +341,6 @@ int delta_source_new(struct source **out, struct tensor_list **result, struct de
     d->n_devices = cfg->n_devices;
     for (uint32_t i = 0; i < n; i++)
         d->places[i] = d->link.delta->tensors[i].values.i;
-    if (delta_merge_new(&d->merge, e) != 0) {
-        delta_source_close(&d->source);
-        return -1;
-    }
     *out = &d->source;
     *result = tensor_list_ref(d->link.pull != NULL ? pull_tensors(d->link.pull)
                                                    : d->link.delta->result);

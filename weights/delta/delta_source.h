@@ -4,7 +4,7 @@
  *
  * Parts are read first, into scratch memory, and stay there until the source is closed; a pull's
  * change is read when it is its turn. Each tensor is made a block at a time: the block of the base
- * is read, and its change is merged into it. */
+ * is read, and its change is merged into it. A few threads make tensors of a large fill at once. */
 #ifndef BATON_WEIGHTS_DELTA_DELTA_SOURCE_H
 #define BATON_WEIGHTS_DELTA_DELTA_SOURCE_H
 

@@ -3,6 +3,7 @@
 #define BATON_TESTS_PULL_FIXTURE_H
 
 #include "tests/unit/update_fixture.h"
+#include "tests/unit/weights/all_threads.h"
 
 #include "memory/hash.h"
 #include "weights/delta/pull.h"

@@ -1,6 +1,7 @@
 /* Updates by deltas: they make what the steps were, what is wrong leaves the served version, and a
  * version that was committed since is no base. */
 #include "tests/unit/update_fixture.h"
+#include "tests/unit/weights/all_threads.h"
 #include "tests/unit/weights/delta_fixture.h"
 
 #include "weights/delta/delta_source.h"
