@@ -23,13 +23,17 @@ static const enum err_code codes[] = {ERR_NOT_FOUND,  ERR_PRECONDITION, ERR_BAD_
                                       ERR_MISMATCH,   ERR_INCOMPLETE,   ERR_TOO_LARGE,
                                       ERR_UNREADABLE, ERR_FORBIDDEN,    ERR_NONE};
 
+/* In memory if it can be: a disk would take most of the time. */
 static const char *directory(void)
 {
     static char path[64];
 
     if (path[0] == '\0') {
-        (void)snprintf(path, sizeof path, "/tmp/fuzz-pull-XXXXXX");
-        CHECK(mkdtemp(path) != NULL);
+        (void)snprintf(path, sizeof path, "/dev/shm/fuzz-pull-XXXXXX");
+        if (mkdtemp(path) == NULL) {
+            (void)snprintf(path, sizeof path, "/tmp/fuzz-pull-XXXXXX");
+            CHECK(mkdtemp(path) != NULL);
+        }
     }
     return path;
 }
@@ -57,17 +61,65 @@ static void remove_all(void)
     (void)rmdir(directory());
 }
 
-static void write_file(enum pull_form form, const char *name, const void *a, size_t n_a,
-                       const void *b, size_t n_b, const void *c, size_t n_c)
+/* One file, under the name that it has in the directory of each form. Stays open. */
+static int make_file(const char *const names[PULL_FORM_COUNT])
 {
-    char path[256];
-    int fd;
+    char path[PULL_FORM_COUNT][256];
+    int fd = -1;
 
-    path_of(path, form, name);
-    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    CHECK(fd >= 0 && write(fd, a, n_a) == (ssize_t)n_a && write(fd, b, n_b) == (ssize_t)n_b &&
-          write(fd, c, n_c) == (ssize_t)n_c);
-    (void)close(fd);
+    for (int form = 0; form < PULL_FORM_COUNT; form++) {
+        path_of(path[form], (enum pull_form)form, names[form]);
+        if (form == 0)
+            fd = open(path[0], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        CHECK(fd >= 0 && (form == 0 || link(path[0], path[form]) == 0));
+    }
+    return fd;
+}
+
+struct piece {
+    const void *data;
+    size_t nbytes;
+};
+
+static void write_file(int fd, const struct piece *pieces, int n)
+{
+    size_t at = 0;
+
+    for (int i = 0; i < n; at += pieces[i].nbytes, i++)
+        CHECK(pwrite(fd, pieces[i].data, pieces[i].nbytes, (off_t)at) == (ssize_t)pieces[i].nbytes);
+    CHECK(ftruncate(fd, (off_t)at) == 0);
+}
+
+static void make_directories(void)
+{
+    for (int form = 0; form < PULL_FORM_COUNT; form++) {
+        char path[256];
+
+        path_of(path, (enum pull_form)form, "");
+        CHECK(mkdir(path, 0700) == 0);
+    }
+}
+
+/* What an input has of the payload file; NULL: it is not there. */
+static void put_payload(const struct piece *pieces, int n)
+{
+    static int fd = -1;
+
+    if (pieces == NULL && fd >= 0) {
+        (void)close(fd);
+        fd = -1;
+        for (int form = 0; form < PULL_FORM_COUNT; form++) {
+            char path[256];
+
+            path_of(path, (enum pull_form)form, files[form]);
+            CHECK(unlink(path) == 0);
+        }
+    }
+    if (pieces == NULL)
+        return;
+    if (fd < 0)
+        fd = make_file(files);
+    write_file(fd, pieces, n);
 }
 
 /* "x" of 8 bytes, "y" of 3, "tied" to x, "gone". */
@@ -135,36 +187,29 @@ static void open_version(enum pull_form form)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
-    static bool ready;
-    const char *text = (const char *)data;
-    const char *head = memchr(text, '\0', len), *bytes = NULL, *end = text + len;
-    size_t n_index = head != NULL ? (size_t)(head - text) : len, n_head = 0;
-    uint64_t prefix;
+    static int index = -1;
+    const uint8_t *end = data + len, *head = memchr(data, '\0', len), *bytes;
+    struct piece text = {data, head != NULL ? (size_t)(head - data) : len};
+    uint64_t n_head;
 
+    if (index < 0) {
+        make_directories();
+        index = make_file(indexes);
+        CHECK(atexit(free_spec) == 0 && atexit(remove_all) == 0);
+    }
+    write_file(index, &text, 1);
     if (head != NULL) {
         head++;
         bytes = memchr(head, '\0', (size_t)(end - head));
         n_head = (size_t)((bytes != NULL ? bytes : end) - head);
         bytes = bytes != NULL ? bytes + 1 : end;
+        put_payload((struct piece[]){{&n_head, sizeof n_head},
+                                     {head, n_head},
+                                     {bytes, (size_t)(end - bytes)}},
+                    3);
+    } else {
+        put_payload(NULL, 0);
     }
-    for (int form = 0; form < PULL_FORM_COUNT; form++) {
-        char path[256];
-
-        if (!ready) {
-            path_of(path, (enum pull_form)form, "");
-            CHECK(mkdir(path, 0700) == 0);
-        }
-        write_file((enum pull_form)form, indexes[form], text, n_index, "", 0, "", 0);
-        path_of(path, (enum pull_form)form, files[form]);
-        (void)unlink(path);
-        prefix = n_head;
-        if (head != NULL)
-            write_file((enum pull_form)form, files[form], &prefix, sizeof prefix, head, n_head,
-                       bytes, (size_t)(end - bytes));
-    }
-    if (!ready)
-        CHECK(atexit(free_spec) == 0 && atexit(remove_all) == 0);
-    ready = true;
     for (int form = 0; form < PULL_FORM_COUNT; form++)
         open_version((enum pull_form)form);
     return 0;
