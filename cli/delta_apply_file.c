@@ -86,11 +86,12 @@ static int tensor_write(struct applying *a, const struct tensor_spec *t, const u
         const struct delta_tensor *d = &a->d->tensors[k];
 
         if (delta_apply(a->merge, a->room, t, d, bytes, part_bytes(a, &d->positions),
-                        part_bytes(a, &d->values), e) != 0 ||
-            tensor_prove(a, t, a->room, e) != 0)
+                        part_bytes(a, &d->values), e) != 0)
             return -1;
         bytes = a->room;
     }
+    if (tensor_prove(a, t, bytes, e) != 0)
+        return -1;
     if (out_file_write(a->to, bytes, t->nbytes, a->at, e) != 0)
         return -1;
     a->at += t->nbytes;

@@ -80,15 +80,21 @@ static int spec_add(struct making *m, const char *name, const struct delta_encod
     return 0;
 }
 
-static int parts_write(struct making *m, const char *name, const struct delta_encoding *x,
-                       const void *bytes, uint64_t nbytes, struct err *e)
+static int sum_add(struct making *m, const char *name, const void *bytes, uint64_t nbytes,
+                   struct err *e)
 {
     struct checksum sum = checksum_of(bytes, nbytes);
     char text[CHECKSUM_LEN + 1];
 
     checksum_text(&sum, text);
-    if (json_object_set_new(m->made.checksums, name, json_string(text)) != 0)
-        return delta_file_no_memory(e);
+    return json_object_set_new(m->made.checksums, name, json_string(text)) == 0
+               ? 0
+               : delta_file_no_memory(e);
+}
+
+static int parts_write(struct making *m, const char *name, const struct delta_encoding *x,
+                       struct err *e)
+{
     for (uint32_t i = 0; i < x->n_parts; i++) {
         const struct delta_encoding_part *p = &x->parts[i];
 
@@ -117,13 +123,14 @@ static int delta_tensor_add(struct making *m, const struct weight_file *g, uint3
     if (!is_alike(&f->head.tensor_list->tensors[i], t))
         return err_set(e, ERR_MISMATCH, "",
                        "tensor %.200s has another dtype or shape than in the base", t->name);
-    if (delta_encode(&x, m->encoder, t, weight_file_bytes(f, i), bytes, e) != 0)
+    if (delta_encode(&x, m->encoder, t, weight_file_bytes(f, i), bytes, e) != 0 ||
+        sum_add(m, t->name, bytes, t->nbytes, e) != 0)
         return -1;
     m->made.nbytes_whole += t->nbytes;
     if (x.n_parts == 0)
         return 0;
     m->made.n_changed++;
-    return parts_write(m, t->name, &x, bytes, t->nbytes, e);
+    return parts_write(m, t->name, &x, e);
 }
 
 /* There is no update of nothing. */
@@ -152,7 +159,7 @@ static int smallest_add(struct making *m, struct err *e)
                                                   .data = bytes,
                                                   .nbytes = least.nbytes};
     memcpy(whole.parts[0].shape, least.shape, sizeof least.shape);
-    return parts_write(m, least.name, &whole, bytes, least.nbytes, e);
+    return parts_write(m, least.name, &whole, e);
 }
 
 /* Every tensor of the base has to be in the new checkpoint. */

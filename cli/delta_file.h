@@ -22,7 +22,8 @@ struct delta_file {
     uint64_t offset, nbytes; /* where the safetensors file lies in what was written */
     uint64_t nbytes_whole;   /* of the tensors of `to` */
     uint32_t n_changed;      /* tensors */
-    json_t *checksums;       /* owned: {name: checksum} of the tensors that the delta makes */
+    json_t *checksums;       /* owned: {name: checksum} of all tensors of `to`: those that
+                                did not change prove the base */
 };
 
 /* delta_file_make - compare the tensors and write what changed. If nothing did, the delta is the
@@ -38,7 +39,7 @@ void delta_file_fini(struct delta_file *d); /* accepts a zeroed one */
 /* What a delta file says about itself. */
 struct delta_about {
     char *base_version, *version; /* owned; NULL: not said */
-    json_t *checksums;            /* owned: {name: checksum} of the tensors that it makes */
+    json_t *checksums;            /* owned: {name: checksum} of tensors of the new version */
 };
 
 /* delta_about_read - @out->checksums is NULL if the file is no delta. Errors: ERR_NO_MEMORY. */
@@ -47,7 +48,7 @@ void delta_about_fini(struct delta_about *a); /* accepts a zeroed one */
 
 struct delta_applied {
     uint32_t n_changed; /* tensors of the delta */
-    uint32_t n_proven;  /* of those: by a checksum of the delta */
+    uint32_t n_proven;  /* tensors of the checkpoint: by a checksum of the delta */
 };
 
 /* delta_file_apply - write the checkpoint that `delta` makes of `base`: the tensors of `base` in

@@ -98,14 +98,13 @@ static int apply_write(const struct weight_files *base, const struct weight_file
 
 static void delta_applied(const char *path, uint32_t n_tensors, const struct delta_applied *a)
 {
-    (void)printf("%s: %u tensors, %u of them from the delta, %u of those proven by its checksums\n",
+    (void)printf("%s: %u tensors, %u of them from the delta, %u of all proven by its checksums\n",
                  path, n_tensors, a->n_changed, a->n_proven);
-    if (a->n_proven < a->n_changed)
-        (void)fprintf(
-            stderr,
-            "baton weights apply: warning: the delta has no checksum of %u of the tensors "
-            "that it changes: nothing proves that it builds on this base\n",
-            a->n_changed - a->n_proven);
+    if (a->n_proven < n_tensors)
+        (void)fprintf(stderr,
+                      "baton weights apply: warning: the delta has no checksum of %u of the "
+                      "tensors: nothing proves that it builds on this base\n",
+                      n_tensors - a->n_proven);
 }
 
 enum cli_exit cmd_weights_apply(struct cli *c)

@@ -258,8 +258,13 @@ def encode(base: Any, new: Any, partial: bool = False) -> Delta:
 
 def write(path: Any, base: Any, new: Any, base_version: Optional[str] = None,
           version: Optional[str] = None) -> Delta:
-    """Writes a delta file, which `baton push`, `path` of an update and read() take."""
+    """Writes a delta file, which `baton push`, `path` of an update and read() take. It has the checksums
+    of all tensors: those that did not change prove the base."""
+    new = as_pairs(_loaded(new))
     delta = encode(base, new)
+    for name, value in new:
+        if str(name) not in delta.checksums:
+            delta.checksums[str(name)] = checksum(as_tensors([(name, value)])[0][1].data)
     head: Dict[str, Any] = {"__metadata__": {k: v for k, v in (
         ("format", FORMAT), ("base_version", base_version), ("version", version)) if v is not None}}
     head["__metadata__"].update((CHECKSUM_KEY + k, v) for k, v in delta.checksums.items())
@@ -339,8 +344,9 @@ def read(path: Any, base: Any) -> Dict[str, Tensor]:
             found.setdefault(name, {})[kind] = getattr(t, "data", t) if kind else t
         for name, parts in found.items():
             out[name] = parts[""] if "" in parts else _applied(name, out[name], parts)
+        for name, t in out.items():
             said = metadata.get(CHECKSUM_KEY + name)
-            if said is not None and checksum(out[name].data) != said:
+            if said is not None and checksum(t.data) != said:
                 raise InputError(f"tensor {name!r} then has another checksum than the delta says: it "
                                  f"builds on another base, {metadata.get('base_version')}")
     except OSError as e:
@@ -371,13 +377,14 @@ def _send_parts(delta, send):
                 raise
 
 
-def push_delta(delta: Delta, url: str, base_version: str, weight_version: Optional[str],
+def push_delta(delta: Delta, url: str, base: Dict[str, str], weight_version: Optional[str],
                checksums: bool, partial: bool, timeout: float,
                send: Callable[[Dict[str, Tensor], Dict[str, Any]], Any]) -> Optional[Dict[str, Any]]:
     """The server's update object, or None: it does not have that base, so the whole is to be sent,
     unless that is `partial`, which would be a part of another version: an error then.
+    @base  the members that name it
     @send  of parts into a session: send(parts, members) -> the answer"""
-    start: Dict[str, Any] = {"base_version": base_version, "delta": True, "lease_s": LEASE_S}
+    start: Dict[str, Any] = {**base, "delta": True, "lease_s": LEASE_S}
     if weight_version:
         start["weight_version"] = weight_version
     update_id = None

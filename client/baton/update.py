@@ -61,7 +61,7 @@ def _push_to(urls, vias, ways, members, progress, timeout):
         return push_several(urls, sends, members, progress, timeout)
 
 
-def _push_delta(tensors, base, url, base_version, via, weight_version, checksums, partial,
+def _push_delta(tensors, base, url, base_members, via, weight_version, checksums, partial,
                 progress, timeout):
     """What differs from `base`; None: the whole has to be sent."""
     delta = encode(base, tensors, partial)
@@ -74,12 +74,22 @@ def _push_delta(tensors, base, url, base_version, via, weight_version, checksums
         with _ways(pairs, checksums, timeout, 0, None)[way]() as send:
             return send(url, members, progress)
 
-    return push_delta(delta, url, base_version, weight_version, checksums, partial, timeout, send_parts)
+    return push_delta(delta, url, base_members, weight_version, checksums, partial, timeout, send_parts)
+
+
+def _base_members(delta_from) -> Dict[str, str]:
+    """What names the base in a request: its label, and the update that made it if that is known."""
+    if isinstance(delta_from, str):
+        return {"base_version": delta_from}
+    try:
+        return {"base_version": delta_from["weight_version"], "base_update_id": delta_from["update_id"]}
+    except (KeyError, TypeError) as e:
+        raise InputError("delta_from is the label of a version, or the update object that push returned") from e
 
 
 def _check_delta(url, via, group, delta_from, delta_base, others):
     if (delta_from is None) != (delta_base is None):
-        raise InputError("delta_from, the label of a version, and delta_base, its tensors, go together")
+        raise InputError("delta_from, a version, and delta_base, its tensors, go together")
     if delta_from is None:
         return
     if group is not None or not isinstance(url, str):
@@ -115,7 +125,7 @@ def push(tensors: Any, url: str, via: str = ..., weight_version: Optional[str] =
          update_id: Union[str, List[str], None] = ..., progress: Progress = ...,
          timeout: float = ..., bucket_nbytes: int = ..., placement: Optional[str] = ...,
          group: Optional[Group[Update]] = ..., trainer_rank: Optional[int] = ...,
-         delta_from: Optional[str] = ..., delta_base: Any = ...) -> Update: ...
+         delta_from: Union[str, Update, None] = ..., delta_base: Any = ...) -> Update: ...
 
 
 @overload
@@ -141,7 +151,7 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
          progress: Progress = None, timeout: float = 600.0,
          bucket_nbytes: int = 1 << 30, placement: Optional[str] = None,
          group: Any = None, trainer_rank: Optional[int] = None,
-         delta_from: Optional[str] = None, delta_base: Any = None) -> Any:
+         delta_from: Union[str, Update, None] = None, delta_base: Any = None) -> Any:
     """Push one whole update and return the server's update object.
 
     tensors         name -> torch tensor, numpy array or Tensor (or an iterable of pairs); or the
@@ -173,7 +183,9 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
                     one too, and so is what is returned
     trainer_rank    with update_id: which rank of the trainer pushes. Each pushes what it holds; the
                     update object's `senders` list what each has brought
-    delta_from      send only what changed since this version, which the server serves; with
+    delta_from      send only what changed since this version, which the server serves: the update
+                    object that push returned for it, or its label, which another trainer may have
+                    given to other bytes; with
     delta_base      its tensors, as `tensors` are, on the same GPUs if those are on GPUs: keep a copy
                     of what was pushed before. All is sent instead if the server has another version
                     (with partial that is an error), or if the difference takes no fewer bytes; the
@@ -199,11 +211,12 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
                                  bucket_nbytes)
             answers = answer if isinstance(answer, list) else [answer]
         elif delta_from is not None:
-            answer = _push_delta(tensors, delta_base, url, delta_from, via, weight_version, checksums,
+            base_members = _base_members(delta_from)
+            answer = _push_delta(tensors, delta_base, url, base_members, via, weight_version, checksums,
                                  partial, progress, timeout)
             answers = [answer]
             if answer is None and partial:  # what is not sent must be that of the base
-                members["base_version"] = delta_from
+                members.update(base_members)
         if group is None and answers[0] is None:
             vias = [_choose(tensors, one) if via == "auto" else via for one in urls]
             ways = _ways(tensors, checksums, timeout, bucket_nbytes, placement)

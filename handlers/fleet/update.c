@@ -48,14 +48,20 @@ int fleet_update_no_memory(struct err *e)
 }
 
 /* Engines get whole tensors, and the fleet keeps no bytes to make them from. */
-static int refuse_delta(const char *base_version, bool delta, struct err *e)
+static int refuse_delta(const char *base_version, const char *base_update_id, bool delta,
+                        struct err *e)
 {
-    if (base_version == NULL && !delta)
+    const char *field = delta                    ? "/delta"
+                        : base_version != NULL   ? "/base_version"
+                        : base_update_id != NULL ? "/base_update_id"
+                                                 : NULL;
+
+    if (field == NULL)
         return 0;
-    return err_set(e, ERR_HAS_UPSTREAMS, delta ? "/delta" : "/base_version",
+    return err_set(e, ERR_HAS_UPSTREAMS, field,
                    "%s needs weights to build on, and this server keeps none: start it with "
                    "--stage, or send whole tensors",
-                   delta ? "delta" : "base_version");
+                   field + 1);
 }
 
 /* start */
@@ -67,7 +73,7 @@ static int fleet_start_parse(struct fleet_update_request *out, const json_t *bod
 
     if (member_read(&r, update_start_members, body, "", e) != 0)
         return -1;
-    if (refuse_delta(r.base_version, r.delta, e) != 0)
+    if (refuse_delta(r.base_version, r.base_update_id, r.delta, e) != 0)
         return -1;
     out->label = r.label != NULL ? r.label : "";
     out->partial = r.partial;
@@ -173,7 +179,7 @@ static int update_parse(struct tensors_request *w, const struct http_request *x,
                        x->query[0].name);
     if (member_read(&w->r, update_members, body, "", e) != 0 ||
         (w->r.update_id != NULL && refuse_start_members(body, e) != 0) ||
-        refuse_delta(w->r.base_version, w->r.delta, e) != 0 ||
+        refuse_delta(w->r.base_version, w->r.base_update_id, w->r.delta, e) != 0 ||
         check_source(&w->source, body, e) != 0)
         return -1;
     w->actor = &x->actor;

@@ -30,6 +30,10 @@ extern const struct member step_rows[]; /* the place of one sample in its trajec
     "The label of the version that the update builds on: 409 (`precondition_failed`) if another "  \
     "one is served, or was committed before the first tensors came. Not in front of a fleet "      \
     "without --stage"
+#define DOC_BASE_UPDATE_ID                                                                         \
+    "With `base_version`: the `update_id` of the update whose commit made that version, as its "   \
+    "replies and /v1/status say: 409 (`precondition_failed`) if another update made what is "      \
+    "served under that label"
 #define DOC_DELTA                                                                                  \
     "The tensors are parts of a delta (docs/delta.md): the new tensors are made from those of "    \
     "`base_version`, which it needs. The update is partial, and nothing is converted"

@@ -30,7 +30,7 @@ struct selector_request {
 struct update_start_request {
     const char *label;
     struct selector_request selector;
-    const char *base_version;
+    const char *base_version, *base_update_id;
     bool partial, convert, delta;
     int placement; /* enum placement */
     uint32_t lease_s, trainer_ranks;
@@ -39,6 +39,7 @@ struct update_start_request {
 /* Tensors, besides their list and source; the same in JSON and in the query. */
 struct update_request {
     const char *update_id, *chunk_id, *label, *path, *format, *base_version;
+    const char *base_update_id;
     struct selector_request selector;
     bool partial, convert, abort_requests, delta;
     bool partial_given, convert_given, delta_given, placement_given, trainer_rank_given;

@@ -29,9 +29,9 @@ static int update_start_parse(struct update_start *req, const struct app *app, c
     struct update_start_request r = {0};
 
     if (member_read(&r, update_start_members, body, "", e) != 0 ||
-        delta_members_check(r.delta, r.base_version, r.convert, e) != 0 ||
-        (r.base_version != NULL &&
-         update_base_find(app->weights->store, r.base_version, &req->base, e) != 0))
+        delta_members_check(r.delta, r.base_version, r.base_update_id, r.convert, e) != 0 ||
+        (r.base_version != NULL && update_base_find(app->weights->store, r.base_version,
+                                                    r.base_update_id, &req->base, e) != 0))
         return -1;
     req->base.delta = r.delta;
     (void)snprintf(req->label, sizeof req->label, "%s", r.label != NULL ? r.label : "");

@@ -21,7 +21,7 @@ int delta_request_begin(struct delta_request *out, struct update_chunk *c,
     }
     if (w->base_version == NULL)
         return 0;
-    if (update_base_find(weights->store, w->base_version, &c->base, e) != 0)
+    if (update_base_find(weights->store, w->base_version, w->base_update_id, &c->base, e) != 0)
         return -1;
     c->base.delta = w->delta;
     out->base = c->base;

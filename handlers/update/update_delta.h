@@ -20,7 +20,7 @@ struct delta_request {
 /* delta_request_begin - find what the update of a chunk builds on: for a whole update as the
  * request says, which is then also in c->base; else as the session's start said.
  * @out  zeroed
- * Errors: ERR_PRECONDITION at /base_version; ERR_NOT_FOUND (no such update). */
+ * Errors: ERR_PRECONDITION at /base_version, /base_update_id; ERR_NOT_FOUND (no such update). */
 int delta_request_begin(struct delta_request *out, struct update_chunk *c,
                         const struct app_weights *weights, const struct update_request *w,
                         struct err *e);

@@ -6,11 +6,15 @@
 
 #include <stdio.h>
 
-int delta_members_check(bool delta, const char *base_version, bool convert, struct err *e)
+int delta_members_check(bool delta, const char *base_version, const char *base_update_id,
+                        bool convert, struct err *e)
 {
     if (delta && base_version == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/delta",
                        "a delta needs base_version: the version that it builds on");
+    if (base_update_id != NULL && base_version == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/base_update_id",
+                       "base_update_id goes with base_version, the label of what that update made");
     if (delta && convert)
         return err_set(e, ERR_BAD_REQUEST, "/convert",
                        "a delta changes the served bytes: its values have the model's dtypes, and "
@@ -21,12 +25,13 @@ int delta_members_check(bool delta, const char *base_version, bool convert, stru
 /* Options of a session are given at its start; its chunks must not repeat them. */
 static int params_check(const struct update_request *w, struct err *e)
 {
-    const char *at_start = w->partial_given          ? "/partial"
-                           : w->convert_given        ? "/convert"
-                           : w->placement_given      ? "/placement"
-                           : w->delta_given          ? "/delta"
-                           : w->base_version != NULL ? "/base_version"
-                                                     : NULL;
+    const char *at_start = w->partial_given            ? "/partial"
+                           : w->convert_given          ? "/convert"
+                           : w->placement_given        ? "/placement"
+                           : w->delta_given            ? "/delta"
+                           : w->base_version != NULL   ? "/base_version"
+                           : w->base_update_id != NULL ? "/base_update_id"
+                                                       : NULL;
 
     if (w->update_id != NULL && at_start != NULL)
         return err_set(e, ERR_BAD_REQUEST, at_start,
@@ -35,7 +40,7 @@ static int params_check(const struct update_request *w, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "/trainer_rank",
                        "trainer_rank is for a session, in which each rank of the trainer sends its "
                        "part: start one, and name its update_id");
-    return delta_members_check(w->delta, w->base_version, w->convert, e);
+    return delta_members_check(w->delta, w->base_version, w->base_update_id, w->convert, e);
 }
 
 /* Within a session, a client's X-Request-Id is the chunk's id. Not for a whole update: a trainer

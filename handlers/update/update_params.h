@@ -16,8 +16,10 @@ int update_params_from_body(struct update_request *w, const json_t *body, struct
 int update_params_from_query(struct update_request *w, const struct http_request *x, struct err *e);
 
 /* delta_members_check - can `delta` go with the other members of a start or a whole update?
- * @base_version  NULL: not given. Errors: ERR_BAD_REQUEST at /delta, /convert. */
-int delta_members_check(bool delta, const char *base_version, bool convert, struct err *e);
+ * @base_version, @base_update_id  NULL: not given
+ * Errors: ERR_BAD_REQUEST at /delta, /base_update_id, /convert. */
+int delta_members_check(bool delta, const char *base_version, const char *base_update_id,
+                        bool convert, struct err *e);
 
 /* update_params_apply - copy them into a chunk. */
 void update_params_apply(struct update_chunk *c, const struct update_request *w,

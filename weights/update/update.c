@@ -277,8 +277,10 @@ static int refuse_base(const struct store_info *info, const struct update_base *
                    base->label, info->label, (unsigned long long)info->serial);
 }
 
-int update_base_find(struct store *s, const char *label, struct update_base *out, struct err *e)
+int update_base_find(struct store *s, const char *label, const char *update_id,
+                     struct update_base *out, struct err *e)
 {
+    char made_by[UPDATE_ID_MAX + 1];
     struct update_base base = {0};
     struct store_info info;
 
@@ -287,6 +289,12 @@ int update_base_find(struct store *s, const char *label, struct update_base *out
     if (info.state == STORE_UNSYNCED || info.state == STORE_DROPPED ||
         strcmp(info.label, label) != 0)
         return refuse_base(&info, &base, e);
+    (void)snprintf(made_by, sizeof made_by, UPDATE_ID_PREFIX "%s", info.commit_id);
+    if (update_id != NULL && strcmp(update_id, made_by) != 0)
+        return err_set(e, ERR_PRECONDITION, "/base_update_id",
+                       "the update builds on version '%.128s' of update %.40s, and what is served "
+                       "under that label was made by update %s (serial %llu): send the whole model",
+                       label, update_id, made_by, (unsigned long long)info.serial);
     base.serial = info.serial;
     *out = base;
     return 0;

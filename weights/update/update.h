@@ -159,9 +159,12 @@ void updates_stop(struct updates *u);
 void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 /* update_base_find - the served version, if its label is `label`.
- * Errors: ERR_PRECONDITION at /base_version: another one is served, or none; the message names
- * both. *out is untouched. */
-int update_base_find(struct store *s, const char *label, struct update_base *out, struct err *e);
+ * @update_id  of the update that made it: a label may be given to other bytes. NULL: any
+ * Threads: any, no lock held.
+ * Errors: ERR_PRECONDITION at /base_version (another one is served, or none), /base_update_id
+ *         (another update made it); the message names both. *out is untouched. */
+int update_base_find(struct store *s, const char *label, const char *update_id,
+                     struct update_base *out, struct err *e);
 
 struct update_start {
     bool partial, convert;

@@ -96,6 +96,21 @@ def from_python(server, steps):
         check(e.code == "checksum_mismatch" and served(server) == ("same", sums(other)), e)
 
 
+def by_update(server, steps):
+    """The update object says which bytes the label stands for."""
+    mine = baton.push(steps[0], server.url, weight_version="mine")
+    baton.push(steps[2], server.url, weight_version="mine")
+    update = baton.push(steps[1], server.url, weight_version="next", delta_from=mine, delta_base=steps[0])
+    check(not update["delta"] and served(server) == ("next", sums(steps[1])), "other bytes under the label: all is sent")
+    update = baton.push(steps[2], server.url, weight_version="last", delta_from=update, delta_base=steps[1])
+    check(update["delta"] and served(server) == ("last", sums(steps[2])), update)
+    try:
+        baton.push(steps[2], server.url, delta_from={"weight_version": "last"}, delta_base=steps[2])
+        raise SystemExit("a version without its update was taken")
+    except baton.InputError as e:
+        check("update object" in str(e), e)
+
+
 def partly(server, steps):
     """Only a part of the model is pushed: on another base it would be a version that no trainer has."""
     some = {n: t for n, t in steps[1].items() if "layers.0" in n}
@@ -164,6 +179,37 @@ def kept_wider():
         check(served(server)[1] == whole, "a bias that is kept in float32")
 
 
+def another_base(server, steps):
+    """Under the same label, another base differs from the right one in a tensor that the delta does not change."""
+    norm = "model.norm.weight"
+    new = {**steps[1], norm: steps[0][norm]}
+    other = {**steps[0], norm: stepped({norm: steps[0][norm]}, 5, share=1)[norm]}
+    right, wrong, to = (save(*what) for what in (("right.safetensors", steps[0]), ("wrong.safetensors", other),
+                                                ("new.safetensors", new)))
+    made, delta = os.path.join(FOLDER, "none.safetensors"), os.path.join(FOLDER, "right.delta")
+    baton.push(other, server.url, weight_version="base")
+    said = run("push", to, "--delta-from", "base", "--delta-base", right, "--url", server.url, status=1)
+    check(f"'{norm}' have checksum" in said, said)
+    for by_client in (False, True):
+        if by_client:
+            baton.delta.write(delta, steps[0], new, "base", "new")
+        else:
+            run("weights", "delta", right, to, "-o", delta, "--delta-from", "base", "--weight-version", "new")
+        said = run("weights", "apply", wrong, delta, "-o", made, status=2)
+        check(norm in said and "another base" in said and not os.path.exists(made), said)
+        said = run("push", delta, "--url", server.url, status=1)
+        check(f"'{norm}' have checksum" in said and served(server) == ("base", sums(other)), said)
+        if baton.delta._Zstd().there or by_client:
+            try:
+                baton.delta.read(delta, other)
+                raise SystemExit("a delta was applied to another base")
+            except baton.InputError as e:
+                check(norm in str(e), e)
+    baton.push(steps[0], server.url, weight_version="base")
+    run("push", delta, "--url", server.url)
+    check(served(server) == ("new", sums(new)), "the right base")
+
+
 def about_deltas(server, steps):
     """What the command line says of the base and of the proof."""
     url, made = ("--url", server.url), os.path.join(FOLDER, "made.safetensors")
@@ -175,11 +221,12 @@ def about_deltas(server, steps):
     baton.delta.write(delta, steps[0], steps[1], "B", "N")
     said = run("weights", "apply", base, delta, "-o", made)
     n = len(sums(steps[1]).items() - sums(steps[0]).items())
-    check(f"{n} of them from the delta, {n} of those proven" in said and "warning" not in said, said)
+    check(f"{n} of them from the delta, {len(steps[1])} of all proven" in said and "warning" not in said, said)
     parts = baton.delta.encode(steps[0], steps[1]).parts
     bare = save("bare.delta", parts, {"format": "baton-delta-1", "base_version": "B", "version": "N"})
     said = run("weights", "apply", base, bare, "-o", made)
-    check("0 of those proven" in said and f"no checksum of {n} of the tensors" in said, said)
+    check("0 of all proven" in said and f"no checksum of {len(steps[1])} of the tensors" in said, said)
+    another_base(server, steps)
     # A delta is one file; among others it is not taken for whole tensors.
     folder = os.path.join(FOLDER, "several")
     os.mkdir(folder)
@@ -256,6 +303,7 @@ with server_of("client_delta.log") as one:
     made = versions()
     from_python(one, made)
     about_deltas(one, made)
+    by_update(one, made)
     partly(one, made)
     what_only_comes_whole(one, made)
     from_command_line(one, made, baton.load_file(STEP_1500))

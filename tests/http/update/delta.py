@@ -284,6 +284,38 @@ def wrong_bases():
         serves(s, one, "two", "another version under its name")
 
 
+def a_base_of_another_update():
+    """A label that was given to other bytes is told from the base by the update that made it."""
+    one, two = some_changed(STEP[0], 1), some_changed(STEP[0], 2)
+    parts, state = delta_of(STEP[0], one), f"{FOLDER}/state-of-base"
+    with serve("--state-dir", state, "--snapshot", 1) as s:
+        mine = whole(s, STEP[0], "step-0")["update_id"]
+        theirs = whole(s, two, "other")["update_id"]
+        s.post("/v1/weights/label", {"weight_version": "step-0"})
+        members = {"base_version": "step-0", "delta": True, "base_update_id": mine}
+        start = s.ask("POST", "/v1/update_weights/start", members)
+        path = s.ask("POST", "/v1/update_weights", {"path": delta_file(parts, "step-0"), **members})
+        with open(f"{FOLDER}/delta.safetensors", "rb") as f:
+            body = s.ask("POST", f"/v1/update_weights?delta=true&base_version=step-0&base_update_id={mine}", f.read(),
+                         headers={"Content-Type": "application/vnd.safetensors"})
+        for status, said in (start, path, body):
+            error = said["error"]
+            same((status, error["code"], error["param"]), (409, "precondition_failed", "/base_update_id"), said)
+            same((mine in error["message"], theirs in error["message"]), (True, True), error)
+        serves(s, two, "step-0", "after refusals")
+        for more in ({}, {"update_id": "upd-x"}):
+            status, said = s.ask("POST", "/v1/update_weights" + ("" if more else "/start"), {
+                **more, **({"path": "/x", "base_update_id": mine} if more else {"base_update_id": mine})})
+            same((status, said["error"]["param"]), (400, "/base_update_id"), said)
+        said = push(s, delta_of(two, one), "shm", "step-0", "one", base_update_id=theirs)
+        serves(s, one, "one", "the right base")
+        until("the snapshot is written", lambda: (s.status()["state"]["snapshots"]["newest"] or {}).get("serial") == 3)
+        s.kill()
+    with serve("--state-dir", state, "--snapshot", 1) as s:
+        push(s, delta_of(one, two), "body", "one", "two", base_update_id=said["update_id"])
+        serves(s, two, "two", "the update that made the base is known after a restart")
+
+
 def committed_meanwhile():
     """Two updates of one request build on the same version, and the first is not received yet when the second comes."""
     one, two = some_changed(STEP[0], 1), some_changed(STEP[0], 2)
@@ -461,12 +493,12 @@ def fleets():
     """Without weights of its own a server has nothing to build on."""
     with Server(BATON, LOG, "--upstream", "http://127.0.0.1:9") as s:
         for path, members in (("/v1/update_weights/start", {}), ("/v1/update_weights", {"path": "/x"})):
-            for more in ({"base_version": "a"}, {"base_version": "a", "delta": True}):
+            for more in ({"base_version": "a"}, {"base_update_id": "a"}, {"base_version": "a", "delta": True}):
                 status, said = s.ask("POST", path, {**members, **more})
                 same((status, said["error"]["code"]), (409, "unsupported_in_proxy_mode"), said)
                 same("--stage" in said["error"]["message"], True, said)
 
 
-for part in (every_kind, wrong_bases, committed_meanwhile, repeated_and_broken, sums_of_the_file, restarts, fleets):
+for part in (every_kind, wrong_bases, a_base_of_another_update, committed_meanwhile, repeated_and_broken, sums_of_the_file, restarts, fleets):
     part()
 print(f"ok: {n_checks} checks")

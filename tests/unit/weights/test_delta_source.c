@@ -168,11 +168,11 @@ static void test_delta_is_refused_once_another_version_is_served(void **state)
     bench_open(&b);
     fx_answer_init(&other);
     fx_pause_controller_init(&door);
-    assert_int_equal(update_base_find(b.store, "base", &found, &e), -1);
+    assert_int_equal(update_base_find(b.store, "base", NULL, &found, &e), -1);
     assert_int_equal(e.code, ERR_PRECONDITION);
     err_clear(&e);
     assert_int_equal(push(&b, 0, "base"), ERR_NONE);
-    assert_int_equal(update_base_find(b.store, "base", &found, &e), 0);
+    assert_int_equal(update_base_find(b.store, "base", NULL, &found, &e), 0);
     assert_int_equal(found.serial, 1);
 
     link = link_of(FX_ALL, 0, 2);
@@ -193,7 +193,7 @@ static void test_delta_is_refused_once_another_version_is_served(void **state)
     link = link_of(1U << 0, 0, 1);
     c = delta_chunk(&b, &link, 1);
     assert_int_equal(refused(&b, c).code, ERR_PRECONDITION);
-    assert_int_equal(update_base_find(b.store, "base", &found, &e), -1);
+    assert_int_equal(update_base_find(b.store, "base", NULL, &found, &e), -1);
     assert_non_null(strstr(e.msg, "'base'"));
     fx_assert_step(b.store, 2);
     fx_pause_controller_fini(&door);
