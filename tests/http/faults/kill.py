@@ -1,7 +1,8 @@
 """kill -9 at any moment, again and again, with --state-dir: what is served afterwards is a whole version, that whose
 commit was answered last or the one in flight; or nothing is served.
 
-Versions differ in every tensor, so that a mixture of two is noticed. Rounds:
+Versions differ in every tensor, so that a mixture of two is noticed. Half of the commits on a served version are sessions that
+send a delta. Rounds:
 - in `random` ones a trainer commits versions and renames them until a kill, at a random moment, also of the start;
 - in `calls` ones the process ends before or after each call that changes a file, of a start and of a commit.
 
@@ -41,22 +42,40 @@ def checksum(data):
 
 
 def make_contents():
-    """Files of weights that differ in every tensor, and the checksums of each."""
+    """Files of weights that differ in every tensor; of each, the checksums, and what makes it of any other."""
     with open(f"{MODEL}/checkpoints/step-00100.safetensors", "rb") as f:
         data = f.read()
     (n,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + n])
     header.pop("__metadata__", None)
-    sums = []
+    sums, deltas = [], []
     for k in range(N_CONTENTS):
         body = bytearray(data[8 + n:])
         for t in header.values():
             struct.pack_into("<H", body, t["data_offsets"][1] - 2, 0x3c00 + k)  # BF16, or the upper half of F32
-        text = json.dumps(header).encode()
         with open(f"{WORK}/content-{k}.safetensors", "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text + body)
+            f.write(safetensors(header, body))
         sums.append({name: checksum(bytes(body[slice(*t["data_offsets"])])) for name, t in header.items()})
-    return sums
+        deltas.append(delta_of(header, body))
+    return sums, deltas
+
+
+def safetensors(header, body):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def delta_of(header, body):
+    """The last element of each tensor."""
+    parts, out = {}, b""
+    for name, t in header.items():
+        first, end = t["data_offsets"]
+        numel = int(numpy.prod(t["shape"], dtype=numpy.int64))
+        width = (end - first) // numel
+        for part, dtype, data in (("index", "U64", struct.pack("<Q", numel - 1)), ("value", t["dtype"], body[end - width:end])):
+            parts[f"{name}#{part}"] = {"dtype": dtype, "shape": [1], "data_offsets": [len(out), len(out) + len(data)]}
+            out += data
+    return safetensors(parts, out)
 
 
 class Connection(http.client.HTTPConnection):
@@ -69,7 +88,9 @@ class Connection(http.client.HTTPConnection):
 def call(method, path, body=None, connection=None):
     """Status and JSON; the connection is a new one unless one is given."""
     c = connection or Connection("localhost")
-    c.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+    raw = isinstance(body, bytes)
+    c.request(method, path, body if raw or body is None else json.dumps(body),
+              {"Content-Type": "application/vnd.safetensors" if raw else "application/json"})
     reply = c.getresponse()
     text = reply.read()
     return reply.status, json.loads(text) if text else None
@@ -117,11 +138,14 @@ class Server:
 class History:
     """What was committed, and what may be served after the next start."""
 
-    def __init__(self, sums):
-        self.sums, self.n = sums, 0
+    def __init__(self, sums, deltas):
+        self.sums, self.deltas, self.n = sums, deltas, 0
         self.contents = {}  # of serials
         self.answered = None  # (label, content) of the last answer
         self.in_flight = None  # one without an answer, or None
+        self.serves = False  # is `answered` served, so that a delta can build on it?
+        self.update_id = None  # of the update that made it, if that is known
+        self.step = "commit"
         self.counts = {"ready": 0, "in flight": 0, "not ready": 0, "during start": 0, "during check": 0, "snapshots": 0}
 
     def saw(self, serial, content):
@@ -141,6 +165,9 @@ class History:
             raise Fault(f"'{label}' with content {found[0]} is served; allowed: {self.allowed()}")
         self.saw(serial, found[0])
         self.counts["in flight"] += (label, found[0]) == self.in_flight
+        if (label, found[0]) != self.answered:
+            self.update_id = None
+        self.serves = True
         self.answered, self.in_flight = (label, found[0]), None
 
     def check_unready(self, status):
@@ -148,6 +175,7 @@ class History:
         named = [v for v in self.allowed() if journal is not None and v[0] == journal["weight_version"]]
         if len(named) != 1:
             raise Fault(f"the journal names {journal}; allowed: {self.allowed()}")
+        self.serves = False
         self.answered, self.in_flight = named[0], None  # only another entry may replace it now
         code, answer = call("POST", "/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 1}})
         if code != 503 or "the version served last" not in answer["error"]["message"]:
@@ -167,19 +195,36 @@ class History:
     def commit(self, connection):
         self.n += 1
         content = RANDOM.randrange(N_CONTENTS)
-        self.in_flight = (f"v{self.n}", content)
-        code, answer = call("POST", "/v1/update_weights", {
-            "weight_version": f"v{self.n}", "path": f"{WORK}/content-{content}.safetensors"
-            }, connection)
-        if code != 200:
-            raise Fault(f"the commit is answered {code}: {answer}")
+        base, self.in_flight = self.answered, (f"v{self.n}", content)
+        if self.serves and RANDOM.random() < 0.5:
+            answer = self.delta(base, content, connection)
+        else:
+            answer = self.ask("commit", "", {"weight_version": f"v{self.n}", "path": f"{WORK}/content-{content}.safetensors"},
+                              connection)
         self.saw(answer["serial"], content)
-        self.answered, self.in_flight = self.in_flight, None
+        self.answered, self.in_flight, self.serves = self.in_flight, None, True
+        self.update_id = answer["update_id"]
         return answer["serial"]
+
+    def ask(self, step, path, body, connection):
+        self.step = step
+        code, answer = call("POST", f"/v1/update_weights{path}", body, connection)
+        if code != 200:
+            raise Fault(f"the {step} is answered {code}: {answer}")
+        return answer
+
+    def delta(self, base, content, connection):
+        """A session, killed at any of its steps."""
+        start = {"weight_version": f"v{self.n}", "base_version": base[0], "delta": True}
+        if self.update_id is not None:
+            start["base_update_id"] = self.update_id
+        mine = {"update_id": self.ask("delta's start", "/start", start, connection)["update_id"]}
+        self.ask("delta's chunk", f"?update_id={mine['update_id']}", self.deltas[content], connection)
+        return self.ask("delta's finish", "/finish", mine, connection)
 
     def rename(self, connection):
         self.n += 1
-        self.in_flight = (f"v{self.n}", self.answered[1])
+        self.step, self.in_flight = "rename", (f"v{self.n}", self.answered[1])
         code, answer = call("POST", "/v1/weights/label", {"weight_version": f"v{self.n}"}, connection)
         if code != 200:
             raise Fault(f"the label is answered {code}: {answer}")
@@ -203,6 +248,7 @@ def train(history, wait_snapshot=False):
                 history.rename(connection)
     except (OSError, http.client.HTTPException):
         connection.close()
+        history.counts[history.step] = history.counts.get(history.step, 0) + 1
 
 
 def random_round(history):
@@ -262,7 +308,7 @@ def call_round(history, calls, number):
 
 
 def main():
-    history = History(make_contents())
+    history = History(*make_contents())
     calls = Calls() if KIND == "calls" else None
     began = time.monotonic()
     for i in range(N_ROUNDS):
