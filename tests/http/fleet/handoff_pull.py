@@ -91,6 +91,8 @@ def chain(kind):
             reply = s.server.post("/v1/completions", {"prompt": "In the beginning", "max_tokens": 4})
             assert reply["choices"] and s.server.status()["weights"]["weight_version"] == label and tap.rounds == rounds
             since = len(tap.calls)
+            if version != 3:
+                tap.loaded.clear()  # it gets all tensors, whichever the delta changed
             t.reload(version)
             has(s, version)
             if version != 3:
