@@ -73,6 +73,8 @@ static void log_update(const struct update_record *u)
     if (u->serial > 0)
         log_u64(&r, "serial", u->serial);
     log_str(&r, "source", u->source);
+    if (u->base.unchecked)
+        log_str(&r, "base", "unchecked");
     log_u64(&r, "nbytes", u->nbytes);
     if (u->outcome != OUTCOME_REFUSED) {
         log_u64(&r, "n_tensors", u->n_tensors);

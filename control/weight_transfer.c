@@ -5,6 +5,7 @@
 #include "base/mtx.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +30,11 @@ struct weight_transfer {
     struct nccl_join *join;      /* owned; NULL in TRANSFER_NONE and TRANSFER_STOPPED. One that has
                                     failed is kept, so that status and requests get its error */
     struct nccl_packing packing; /* of the group */
-    struct err stuck;            /* clean unless an abort of NCCL did not return */
+    struct {
+        uint64_t serial; /* on which its trainer's next patches build; 0: on none that is known */
+        char update_id[UPDATE_ID_MAX + 1]; /* of the update that has brought patches; "": none */
+    } chain;
+    struct err stuck; /* clean unless an abort of NCCL did not return */
 
     struct weight_transfer_cfg cfg; /* immutable */
     struct nccl_join_stats stats;
@@ -211,12 +216,17 @@ static void tell_left(struct err *e)
 void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, uint64_t sent_us,
                            struct err *e)
 {
+    struct nccl_join_info info;
     struct err other = {0};
 
     mtx_lock(&t->lock);
-    if (has_group_locked(t) && check_name_locked(t, group_name, &other) == 0 &&
-        nccl_join_doubt(t->join, sent_us))
-        tell_left(e);
+    if (has_group_locked(t) && check_name_locked(t, group_name, &other) == 0) {
+        nccl_join_info(t->join, &info);
+        if (info.begun_us <= sent_us)
+            memset(&t->chain, 0, sizeof t->chain);
+        if (nccl_join_doubt(t->join, sent_us))
+            tell_left(e);
+    }
     mtx_unlock(&t->lock);
 }
 
@@ -227,6 +237,8 @@ void weight_transfer_tell(struct weight_transfer *t, uint64_t group, struct err 
     mtx_lock(&t->lock);
     if (has_group_locked(t)) {
         nccl_join_info(t->join, &info);
+        if (info.begun_us == group)
+            memset(&t->chain, 0, sizeof t->chain);
         if (info.begun_us == group && nccl_join_left(t->join))
             tell_left(e);
     }
@@ -241,11 +253,60 @@ static int refuse_groupless_locked(const struct weight_transfer *t, struct err *
                                                   "/v1/weight_transfer/init joins one");
 }
 
-void weight_transfer_keep_list(struct weight_transfer *t, struct tensor_list *list, uint64_t group)
+static int refuse_chain(const struct weight_transfer *t, uint64_t serial, struct err *e)
 {
+    static const char why[] = "patches hold only what changed since their trainer's last update";
+    static const char what[] = "send the whole model, then join a new group for the next patches";
+
+    if (t->chain.serial != 0 && serial != 0)
+        return err_set(e, ERR_PRECONDITION, "",
+                       "%s, and version %llu, which is served, came in another way after version "
+                       "%llu of this group: %s",
+                       why, (unsigned long long)serial, (unsigned long long)t->chain.serial, what);
+    return err_set(e, ERR_PRECONDITION, "",
+                   "%s, and an update by this group was refused or not finished, so that its "
+                   "changes are not served: %s",
+                   why, what);
+}
+
+int weight_transfer_chain(struct weight_transfer *t, uint64_t serial, const char *update_id,
+                          struct err *e)
+{
+    int rc = -1;
+
+    if (weight_transfer_able(t, e) != 0)
+        return -1;
     mtx_lock(&t->lock);
-    if (has_group_locked(t))
-        nccl_join_keep_list(t->join, list, group);
+    if (!has_group_locked(t)) {
+        (void)refuse_groupless_locked(t, e);
+    } else if (strcmp(t->chain.update_id, update_id) == 0) {
+        rc = 0;
+    } else if (serial == 0 || t->chain.serial != serial) {
+        (void)refuse_chain(t, serial, e);
+    } else {
+        t->chain.serial = 0;
+        (void)snprintf(t->chain.update_id, sizeof t->chain.update_id, "%s", update_id);
+        rc = 0;
+    }
+    mtx_unlock(&t->lock);
+    return rc;
+}
+
+void weight_transfer_committed(struct weight_transfer *t, const struct update_info *info)
+{
+    struct nccl_join_info joined;
+
+    mtx_lock(&t->lock);
+    if (has_group_locked(t) && info->group != 0) {
+        nccl_join_info(t->join, &joined);
+        if (joined.begun_us == info->group &&
+            (!info->partial || strcmp(t->chain.update_id, info->id) == 0)) {
+            t->chain.serial = info->serial;
+            t->chain.update_id[0] = '\0';
+        }
+        if (!info->base.delta)
+            nccl_join_keep_list(t->join, info->group_list, info->group);
+    }
     mtx_unlock(&t->lock);
 }
 
@@ -291,8 +352,10 @@ static int source_locked(struct weight_transfer *t, struct source **out,
                          struct err *e)
 {
     if (has_group_locked(t) && check_name_locked(t, name, e) == 0 &&
-        check_packing_locked(t, packing, e) == 0 && check_alone_locked(t, e) == 0)
+        check_packing_locked(t, packing, e) == 0 && check_alone_locked(t, e) == 0) {
+        t->chain.serial = 0;
         return nccl_join_source_new(out, t->join, tensor_list, chunks, sure, e);
+    }
     packed_chunks_fini(chunks);
     return has_group_locked(t) ? -1 : refuse_groupless_locked(t, e);
 }
@@ -369,14 +432,17 @@ static int weight_transfer_join_locked(struct weight_transfer *t, const struct n
 }
 
 int weight_transfer_join(struct weight_transfer *t, const struct nccl_join_cfg *invitation,
-                         const struct nccl_packing *packing, struct err *e)
+                         const struct nccl_packing *packing, uint64_t serial, struct err *e)
 {
     int rc;
 
     mtx_lock(&t->lock);
     rc = weight_transfer_join_locked(t, invitation, e);
-    if (rc == 0)
+    if (rc == 0) {
         t->packing = *packing;
+        memset(&t->chain, 0, sizeof t->chain);
+        t->chain.serial = serial;
+    }
     mtx_unlock(&t->lock);
     return rc;
 }

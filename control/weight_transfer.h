@@ -10,6 +10,7 @@
 #include "driver/nccl_info.h"
 #include "memory/device.h"
 #include "transport/nccl/nccl_join.h"
+#include "weights/update/update.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -59,11 +60,12 @@ int weight_transfer_able(const struct weight_transfer *t, struct err *e);
  * @invitation  form, id, host, port, group_name, the times, answer, answer_arg and x are used, and
  *              of `group` world_size, rank_offset and warm_up; the server fills in its own values
  * @packing     for updates that do not specify it
+ * @serial      that is served: what the trainer's patches build on (weight_transfer_chain)
  * Threads: any. Blocks: no.
  * Errors: ERR_DRAINING; the reason why an abort is stuck; ERR_CONFLICT (an update receives by the
  *         current group); those of nccl_join_new. The invitation's answer is then not called. */
 int weight_transfer_join(struct weight_transfer *t, const struct nccl_join_cfg *invitation,
-                         const struct nccl_packing *packing, struct err *e);
+                         const struct nccl_packing *packing, uint64_t serial, struct err *e);
 
 /* weight_transfer_leave - leave the group, if there is one.
  * @group_name  the name it was joined under; NULL: any
@@ -107,13 +109,25 @@ void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, ui
  * Threads: any. Blocks: no. */
 void weight_transfer_tell(struct weight_transfer *t, uint64_t group, struct err *e);
 
-/* weight_transfer_keep_list - an update was committed: its list is the one that
- * weight_transfer_list finds from now on. @list, @group  as nccl_join_keep_list
- * weight_transfer_list - find the list of the last committed update by the group that is joined; a
- * group that is joined forgets the one of the group before.
+/* weight_transfer_chain - may this update bring patches, which say not what they build on? It may
+ * if what is served is what the trainer of the group built on last: the version that was served
+ * when the group was joined, or that its own last update made. From the first patch, and from any
+ * source of other tensors, until the commit there is no such version, only this update: what was
+ * refused or given up would be missing below the next patches.
+ * @serial  that is served; 0: the update has brought patches before
+ * Threads: any. Blocks: no.
+ * Errors: as weight_transfer_list's first; ERR_PRECONDITION, which says what came in between and
+ *         what to do. */
+int weight_transfer_chain(struct weight_transfer *t, uint64_t serial, const char *update_id,
+                          struct err *e);
+
+/* weight_transfer_committed - an update was committed. If the group brought its last tensors,
+ * patches build on it now, and unless it was a delta, its list is the one that weight_transfer_list
+ * finds. weight_transfer_list - find the list of the last committed update by the group that is
+ * joined; a group that is joined forgets the one of the group before.
  * @group_name  as weight_transfer_source's
  * Threads: any. Blocks: no. Errors: as weight_transfer_source, then nccl_join_list. */
-void weight_transfer_keep_list(struct weight_transfer *t, struct tensor_list *list, uint64_t group);
+void weight_transfer_committed(struct weight_transfer *t, const struct update_info *info);
 int weight_transfer_list(struct weight_transfer *t, struct tensor_list **out,
                          const char *group_name, struct err *e);
 

@@ -3,6 +3,7 @@
 
 #include "base/utf8.h"
 #include "control/history.h"
+#include "handlers/rows/rows.h"
 #include "handlers/update_json.h"
 
 #include <stdlib.h>
@@ -43,6 +44,8 @@ const struct member update_record_reply[] = {
     {"delta", M_BOOL, M_IN(struct update_record, base.delta)},
     {"base_version", M_STRING | M_NULL, M_IN(struct update_record, base.label),
      .doc = "The version that it built on; null if its start named none"},
+    {"base", M_STRING | M_NULL, M_MADE(base_json, struct update_record, base), M_WORDS("unchecked"),
+     .doc = DOC_BASE},
     {"nbytes_made", M_INT, M_IN(struct update_record, nbytes_made),
      .doc = "bytes of the tensors that a delta made; 0 for other updates"},
     {"source", M_STRING | M_NULL, M_IN(struct update_record, source),

@@ -122,6 +122,13 @@ json_t *changes_json(const void *from)
 
 /* The rows of an update. */
 
+json_t *base_json(const void *from)
+{
+    const struct update_base *base = from;
+
+    return base->unchecked ? json_string("unchecked") : json_null();
+}
+
 /* Coverage of the model's tensors. */
 static json_t *coverage_json(const void *from)
 {
@@ -210,6 +217,8 @@ const struct member update_reply[] = {
      .doc = "Its requests bring parts of a delta (docs/delta.md)"},
     {"base_version", M_STRING | M_NULL, M_IN(struct update_info, base.label),
      .doc = "The version that it builds on; null if the start named none"},
+    {"base", M_STRING | M_NULL, M_MADE(base_json, struct update_info, base), M_WORDS("unchecked"),
+     .doc = DOC_BASE},
     {"weight_version", M_STRING | M_NULL, M_IN(struct update_info, label),
      .doc = "`null` if none was given yet"},
     {"serial", M_INT | M_NULL, M_IN(struct update_info, serial),

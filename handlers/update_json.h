@@ -20,6 +20,9 @@ json_t *update_json(const struct update_info *info);
  * (new). */
 json_t *update_details(const struct update_info *info);
 
+/* base_json - how the base of an update is known (new). @base  a struct update_base */
+json_t *base_json(const void *base);
+
 /* changes_json - what a commit changed (new): null if it is not known.
  * @counts  a struct change_counts; for .make of rows */
 json_t *changes_json(const void *counts);

@@ -69,7 +69,7 @@ static void update_ended(void *server, const struct update_info *info)
     memcpy(r.weight_version, info->label, sizeof r.weight_version);
     history_add_update(s->app.history, &r);
     if (s->weights.transfer != NULL && info->group_list != NULL)
-        weight_transfer_keep_list(s->weights.transfer, info->group_list, info->group);
+        weight_transfer_committed(s->weights.transfer, info);
 }
 
 /* The first weights do not wait for upstreams, which may start later than this server. */

@@ -46,6 +46,7 @@ class Update(_Update, total=False):
     partial: bool
     delta: bool
     base_version: Optional[str]
+    base: Optional[Literal["unchecked"]]
     weight_version: Optional[str]
     serial: Optional[int]
     staging_nbytes: int
@@ -122,6 +123,7 @@ class UpdateRecord(TypedDict, total=False):
     nbytes: int
     delta: bool
     base_version: Optional[str]
+    base: Optional[Literal["unchecked"]]
     nbytes_made: int
     source: Optional[str]
     route: Optional[str]

@@ -64,6 +64,16 @@ static int refuse_delta(const char *base_version, const char *base_update_id, bo
                    field + 1);
 }
 
+/* Patches are no less, and an engine may take their names for those of whole tensors. */
+static int refuse_patches(const json_t *n_updates, struct err *e)
+{
+    return n_updates == NULL
+               ? 0
+               : err_set(e, ERR_HAS_UPSTREAMS, "/num_updates_list",
+                         "sparse patches need weights to build on, and this server keeps none: "
+                         "start it with --stage, or send whole tensors");
+}
+
 /* start */
 
 /* @out  borrows from `body` */
@@ -180,7 +190,7 @@ static int update_parse(struct tensors_request *w, const struct http_request *x,
     if (member_read(&w->r, update_members, body, "", e) != 0 ||
         (w->r.update_id != NULL && refuse_start_members(body, e) != 0) ||
         refuse_delta(w->r.base_version, w->r.base_update_id, w->r.delta, e) != 0 ||
-        check_source(&w->source, body, e) != 0)
+        refuse_patches(w->r.n_updates, e) != 0 || check_source(&w->source, body, e) != 0)
         return -1;
     w->actor = &x->actor;
     w->chunk_named = w->r.chunk_id != NULL;

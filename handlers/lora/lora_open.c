@@ -112,7 +112,7 @@ static int open_tensors(struct lora_load *l, const char *source, const json_t *b
     if (strcmp(source, "shm") == 0)
         return open_shm(l->chunk, body, e);
     if (strcmp(source, "transport") == 0)
-        return nccl_from_body(l->chunk, l->app->weights, body, NULL, e);
+        return nccl_from_body(l->chunk, NULL, l->app->weights, body, NULL, e);
     return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e) == 0
                ? check_every_rank(l->chunk, e)
                : -1;

@@ -37,6 +37,13 @@ extern const struct member step_rows[]; /* the place of one sample in its trajec
 #define DOC_DELTA                                                                                  \
     "The tensors are parts of a delta (docs/delta.md): the new tensors are made from those of "    \
     "`base_version`, which it needs. The update is partial, and nothing is converted"
+#define DOC_BASE                                                                                   \
+    "`unchecked`: the requests name no version that they build on, so that their trainer has to "  \
+    "know that it is the served one; else null"
+#define DOC_PATCHES                                                                                \
+    "With nccl, in an update that was started and brought no whole tensors: so many positions "    \
+    "(int32, row-major, in any order) and as many new values are broadcast for each tensor of "    \
+    "names, dtypes and shapes, as vLLM's sparse_nccl does (docs/delta.md). The update is partial"
 #define DOC_PER_GPU                                                                                \
     "The tensors of each GPU's bucket, if they differ between GPUs: the bytes of a GPU "           \
     "are sliced by its own list only. The request may also have names, dtypes and shapes "         \

@@ -18,7 +18,8 @@ enum {
     WITH_HANDLES = M_OWN << 3, /* only with ipc_handles and ipc_handles_pickled */
     WITH_GROUP = M_OWN << 4,   /* only with transport nccl */
     AT_START = M_OWN << 5,     /* an option of a session: given at its start only */
-    WITH_PULLED = M_OWN << 6   /* may go with the name of what was pulled */
+    WITH_PULLED = M_OWN << 6,  /* may go with the name of what was pulled */
+    OF_PATCHES = M_OWN << 7    /* of broadcasts that bring patches, not whole tensors */
 };
 
 enum placement { PLACEMENT_REPLICATED, PLACEMENT_SHARDED }; /* in the order of the row's words */
@@ -45,6 +46,7 @@ struct update_request {
     bool partial_given, convert_given, delta_given, placement_given, trainer_rank_given;
     int placement;
     uint32_t trainer_rank;
+    const json_t *n_updates; /* vLLM's patches */
 };
 
 /* A finish, a verification, an abort or a renewal. */

@@ -204,6 +204,8 @@ const struct member update_members[] = {
      .doc = "Beside serialized_named_tensors, for SGLang upstreams, which require it. The embedded "
             "engine detects the form from the pickles"},
     {"", M_ROWS_OF(broadcast_rows)},
+    {"num_updates_list", M_ARRAY, M_IN(struct update_request, n_updates), .items = M_INT,
+     .flags = WITH_GROUP, .doc = DOC_PATCHES},
     {0},
 };
 

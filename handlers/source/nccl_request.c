@@ -10,7 +10,11 @@
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/nccl/packed_chunks.h"
+#include "weights/delta/delta.h"
+#include "weights/store/store.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -104,7 +108,76 @@ static int find_broadcast_list(struct tensor_list **out, const struct nccl_req *
     return tensor_list_resolve(out, weights, body, text, "", false, e);
 }
 
-int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
+/* @out  malloc'ed, [n] */
+static int read_counts(uint64_t **out, const json_t *list, uint32_t n, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    uint64_t *counts;
+
+    if (json_array_size(list) != n)
+        return err_set(e, ERR_BAD_REQUEST, "/num_updates_list",
+                       "num_updates_list has %zu entries for %u tensors", json_array_size(list),
+                       (unsigned)n);
+    counts = calloc(n, sizeof *counts);
+    if (counts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for patches of %u tensors", (unsigned)n);
+    for (uint32_t i = 0; i < n; i++) {
+        json_int_t count = json_integer_value(json_array_get(list, i));
+
+        if (!json_is_integer(json_array_get(list, i)) || count < 0) {
+            free(counts);
+            (void)snprintf(field, sizeof field, "/num_updates_list/%u", (unsigned)i);
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "a number of updates is an integer from 0 on");
+        }
+        counts[i] = (uint64_t)count;
+    }
+    *out = counts;
+    return 0;
+}
+
+/* Its values come unpacked, each tensor's behind its positions: parts of a delta. */
+static int read_patches(struct update_chunk *c, struct delta **patches, const struct nccl_req *req,
+                        const struct model_spec *m, const json_t *body, struct err *e)
+{
+    struct tensor_list *parts = NULL;
+    uint64_t *counts = NULL;
+    int rc;
+
+    if (req->r.packing.packed_given && req->r.packing.packed)
+        return err_set(e, ERR_BAD_REQUEST, "/packed", "patches are not packed");
+    if (body_given(body, "checksums") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/checksums",
+                       "checksums are of whole tensors: send those of the new ones at the finish");
+    if (read_counts(&counts, body_given(body, "num_updates_list"), c->tensor_list->n_tensors, e) !=
+        0)
+        return -1;
+    rc = delta_of_patches(patches, &parts, m, c->tensor_list, counts, e);
+    free(counts);
+    if (rc != 0)
+        return -1;
+    tensor_list_unref(c->tensor_list);
+    c->tensor_list = parts;
+    return 0;
+}
+
+static int patches_from_body(struct update_chunk *c, struct delta **patches,
+                             const struct nccl_req *req, const struct app_weights *weights,
+                             const json_t *body, const struct body_columns *text, struct err *e)
+{
+    struct packed_chunks chunks = {0};
+
+    if (find_broadcast_list(&c->tensor_list, req, weights, body, text, e) != 0 ||
+        check_digest(req, c->tensor_list, e) != 0 ||
+        read_patches(c, patches, req, store_model_spec(weights->store), body, e) != 0 ||
+        packed_chunks_each(&chunks, c->tensor_list, e) != 0)
+        return -1;
+    return weight_transfer_source(weights->transfer, &c->source, c->tensor_list, &chunks,
+                                  req->r.group_name, NULL, req->r.digest != NULL, e);
+}
+
+int nccl_from_body(struct update_chunk *c, struct delta **patches,
+                   const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e)
 {
     struct packed_chunks chunks = {0};
@@ -115,6 +188,8 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
     weight_transfer_packing(weights->transfer, &group);
     if (nccl_parse(&req, body, e) != 0)
         return -1;
+    if (patches != NULL && body_given(body, "num_updates_list") != NULL)
+        return patches_from_body(c, patches, &req, weights, body, text, e);
     packing_inherit(&req, &group, &inherited);
     if (nccl_validate(&req, e) != 0 ||
         find_broadcast_list(&c->tensor_list, &req, weights, body, text, e) != 0 ||

@@ -38,11 +38,15 @@ int ipc_from_body(struct update_chunk *c, const struct app_weights *weights, con
 
 /* nccl_from_body - the tensor list, checksums and source of a chunk that the trainer's group
  * broadcasts (transport: "nccl"). Nothing is received yet.
- * @c  receives tensor_list, checksums, source; on error, those that were read
+ * @c        receives tensor_list, checksums, source; on error, those that were read
+ * @patches  receives what the parts in c->tensor_list are, if the body has num_updates_list; it is
+ *           then the caller's, also on error. NULL: it has none
  * Threads: any.
  * Errors:  ERR_BAD_REQUEST at the member; ERR_NOT_FOUND (plan_id); ERR_PRECONDITION
- *          at /expected_digest; those of weight_transfer_source. */
-int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
+ *          at /expected_digest; those of delta_of_patches and of weight_transfer_source. */
+struct delta;
+int nccl_from_body(struct update_chunk *c, struct delta **patches,
+                   const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e);
 
 /* named_tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes

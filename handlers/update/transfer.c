@@ -153,9 +153,11 @@ static void reply_joined(void *arg, const struct nccl_join_info *info, const str
     free(w);
 }
 
-static int start_join(struct weight_transfer *t, const struct init_req *req, struct http_request *x,
-                      struct err *e)
+static int start_join(const struct app_weights *weights, const struct init_req *req,
+                      struct http_request *x, struct err *e)
 {
+    struct weight_transfer *t = weights->transfer;
+    struct store_info served;
     struct join_waiter *w = join_waiter_new(t, x, e);
     struct nccl_packing packing = {req->r.packing.packed, req->r.packing.bucket_nbytes};
     struct nccl_join_cfg invitation = {
@@ -177,7 +179,8 @@ static int start_join(struct weight_transfer *t, const struct init_req *req, str
     if (w == NULL)
         return -1;
     memcpy(invitation.id, req->id, sizeof invitation.id);
-    if (weight_transfer_join(t, &invitation, &packing, e) == 0)
+    store_info(weights->store, &served);
+    if (weight_transfer_join(t, &invitation, &packing, served.serial, e) == 0)
         return 0;
     free(w);
     return -1;
@@ -199,7 +202,7 @@ static int join_group(struct app *app, struct http_request *x, const json_t *bod
         init_validate(&req, cfg, e) != 0 || weight_transfer_able(app->weights->transfer, e) != 0)
         return -1;
     abort_open_update(app, x->route);
-    return start_join(app->weights->transfer, &req, x, e);
+    return start_join(app->weights, &req, x, e);
 }
 
 int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)

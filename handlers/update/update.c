@@ -183,8 +183,9 @@ static int open_chunk_source(struct app *app, struct update_chunk *c, const char
     if (update_source_of(&source, body, e) != 0)
         return -1;
     if (strcmp(source, "transport") == 0)
-        return check_no_ipc_members(body, e) != 0 ? -1
-                                                  : nccl_from_body(c, app->weights, body, text, e);
+        return check_no_ipc_members(body, e) != 0
+                   ? -1
+                   : nccl_from_body(c, &delta->patches, app->weights, body, text, e);
     if (check_no_nccl_members(body, e) != 0)
         return -1;
     if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)

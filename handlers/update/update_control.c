@@ -10,6 +10,7 @@
 #include "handlers/rows/rows.h"
 #include "handlers/rows/update_request.h"
 #include "handlers/update/pull.h"
+#include "handlers/update/update_delta.h"
 #include "handlers/update/update_params.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
@@ -229,6 +230,7 @@ static int finish_update(struct app *app, struct http_request *x, const json_t *
     if (open[0] != '\0')
         r.update_id = open;
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
+        delta_request_proves(app->weights, r.update_id, e) != 0 ||
         checksums_parse(&sums, &n_sums, r.checksums, e) != 0)
         return -1;
     rc = update_requester_new(&asker, app, x, NULL, e);

@@ -1,11 +1,35 @@
 /* The tensors of a request become a delta: its source and list become those of what it makes. */
 #include "handlers/update/update_delta.h"
 
+#include "control/weight_transfer.h"
 #include "weights/delta/delta_source.h"
 #include "weights/safetensors.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The first patches of an update decide what it is, and what it builds on. */
+static int begin_patches(struct delta_request *out, const char *update_id,
+                         const struct app_weights *weights, struct err *e)
+{
+    struct update_base base = {.delta = true, .unchecked = true};
+    struct store_info served;
+
+    if (update_id[0] == '\0')
+        return err_set(e, ERR_CONFLICT, "/num_updates_list",
+                       "no update is open: start one for the patches, and finish it");
+    store_info(weights->store, &served);
+    base.serial = served.serial;
+    (void)snprintf(base.label, sizeof base.label, "%s", served.label);
+    if (weight_transfer_chain(weights->transfer, out->base.unchecked ? 0 : served.serial, update_id,
+                              e) != 0)
+        return -1;
+    if (out->base.unchecked)
+        return 0;
+    out->base = base;
+    return updates_build_on(weights->updates, update_id, &base, e);
+}
 
 int delta_request_begin(struct delta_request *out, struct update_chunk *c,
                         const struct app_weights *weights, const struct update_request *w,
@@ -17,8 +41,11 @@ int delta_request_begin(struct delta_request *out, struct update_chunk *c,
         if (updates_get(weights->updates, c->update_id, &info, e) != 0)
             return -1;
         out->base = info.base;
-        return 0;
     }
+    if (w->n_updates != NULL)
+        return begin_patches(out, c->update_id, weights, e);
+    if (c->update_id[0] != '\0')
+        return 0;
     if (w->base_version == NULL)
         return 0;
     if (update_base_find(weights->store, w->base_version, w->base_update_id, &c->base, e) != 0)
@@ -28,8 +55,23 @@ int delta_request_begin(struct delta_request *out, struct update_chunk *c,
     return 0;
 }
 
+int delta_request_proves(const struct app_weights *weights, const char *update_id, struct err *e)
+{
+    struct update_info info;
+    struct err ignored = {0}; /* the finish says that there is none, or that it has ended */
+
+    if (updates_get(weights->updates, update_id, &info, &ignored) != 0 || !info.base.unchecked ||
+        info.phase == UPDATE_COMMITTED || info.phase == UPDATE_ABORTED ||
+        weight_transfer_chain(weights->transfer, 0, update_id, e) == 0)
+        return 0;
+    (void)updates_fail(weights->updates, update_id, e, &info, &ignored);
+    return -1;
+}
+
 void delta_request_fini(struct delta_request *r)
 {
+    delta_free(r->patches);
+    r->patches = NULL;
     free(r->file_base);
     r->file_base = NULL;
     made_sums_fini(&r->made);
@@ -103,8 +145,14 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
     if (c->ranks != NULL)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "the parts of a delta are one list, the same for every GPU");
-    if (check_file(r, e) != 0 ||
-        delta_of_parts(&link.delta, store_model_spec(weights->store), c->tensor_list, e) != 0)
+    if (r->base.unchecked && r->patches == NULL)
+        return err_set(e, ERR_CONFLICT, "",
+                       "the update was begun with patches of tensors, and these are whole ones");
+    link.delta = r->patches;
+    r->patches = NULL;
+    if (link.delta == NULL &&
+        (check_file(r, e) != 0 ||
+         delta_of_parts(&link.delta, store_model_spec(weights->store), c->tensor_list, e) != 0))
         return -1;
     link.source = c->source;
     link.sent = (struct chunk_rank){c->tensor_list, c->checksums, c->has_checksum};

@@ -50,6 +50,8 @@ struct delta_tensor {
     uint32_t base;               /* of the model spec's list: whose bytes change; not of WHOLE */
     uint32_t unit;               /* bytes: of an element (1, 2, 4 or 8), or 1 */
     uint32_t position_nbytes;    /* INDEX: 4 or 8, or 0: as the sizes of both parts say */
+    bool patch;                  /* INDEX, of delta_of_patches: in any order until delta_sort, and
+                                    named once in the request for both parts */
     struct delta_part positions; /* GAP, BITMAP, INDEX, RANGE (u64) */
     struct delta_part values;    /* all */
 };
@@ -72,6 +74,23 @@ struct delta {
 int delta_of_parts(struct delta **out, const struct model_spec *m, const struct tensor_list *parts,
                    struct err *e);
 void delta_free(struct delta *d); /* accepts NULL */
+
+/* delta_of_patches - make parts of what vLLM's trainers name (backend sparse_nccl): for each tensor
+ * so many positions (int32), which come in any order, and as many values.
+ * @parts   a list (one reference) of positions and values, in the order in which they are sent
+ * @named   the whole tensors, as the request has them
+ * @counts  [named->n_tensors]
+ * Errors: as model_spec_match; ERR_MISMATCH at /dtypes/<i> (the model keeps another dtype);
+ *         ERR_BAD_REQUEST at /num_updates_list/<i> (more than there are elements), /names/<i>
+ *         (fused, as in vLLM 0.28, or ignored; too large for int32); ERR_NO_MEMORY. */
+int delta_of_patches(struct delta **out, struct tensor_list **parts, const struct model_spec *m,
+                     const struct tensor_list *named, const uint64_t *counts, struct err *e);
+
+/* delta_sort - put a patch into ascending order; a position that is there twice stays so, and the
+ * merge refuses it.
+ * @positions, @values  [n], of 4 and of `unit` bytes (at most 8); any alignment
+ * Blocks: no. Needs no memory; one pass if they are in order. */
+void delta_sort(void *positions, void *values, uint64_t n, uint32_t unit);
 
 /* The bytes of a part, as they came. */
 struct delta_bytes {

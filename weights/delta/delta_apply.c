@@ -495,6 +495,10 @@ int delta_merge_begin(struct delta_merge *m, const struct tensor_spec *t,
                      has_positions ? positions : (struct delta_bytes){"", 0}, e) != 0 ||
         stream_begin(m, &m->values, &d->values, values, e) != 0)
         return -1;
+    if (d->patch) { /* for the field of errors: one name for both parts */
+        m->positions.i /= 2;
+        m->values.i /= 2;
+    }
     nbytes_positions = m->positions.n + m->positions.n_more;
     nbytes_values = m->values.n + m->values.n_more;
     if (nbytes_values % m->unit != 0 || nbytes_values > t->nbytes ||

@@ -26,7 +26,8 @@ struct delta_source {
 
     struct delta_link link;
     struct slab *parts; /* one reference; NULL until they are read, and for a pull */
-    uint32_t *places;   /* owned; [n_tensors]: of the values in what was sent */
+    uint32_t
+        *places; /* owned; [n_tensors]: of the values in what was sent; of a patch of its name */
     struct device *const *devices;
     uint32_t n_devices;
 };
@@ -145,12 +146,24 @@ struct step {
     struct hash *hash; /* owned; NULL: there is nothing to compare it with */
 };
 
+/* Its parts are in memory of this source. */
+static void sort_patch(const struct delta_source *d, const struct delta_tensor *change)
+{
+    const struct tensor_spec *sent = d->link.sent.tensor_list->tensors;
+    char *parts = d->parts->base;
+
+    delta_sort(parts + sent[change->positions.i].offset, parts + sent[change->values.i].offset,
+               sent[change->positions.i].numel, change->unit);
+}
+
 static int step_begin(struct delta_source *d, struct step *s, struct err *e)
 {
     struct delta_change *c = &s->change;
 
     if (d->link.pull == NULL) {
         c->how = d->link.delta->tensors[s->i];
+        if (c->how.patch)
+            sort_patch(d, &c->how);
         c->positions = bytes_of(d, &c->how.positions);
         c->values = bytes_of(d, &c->how.values);
     } else if (pull_change(c, d->link.pull, d->link.pull->index[s->i], s->k, d->store,
@@ -309,6 +322,11 @@ static int delta_source_fill(struct source *s, const struct tensor_list *tensor_
                         e);
 }
 
+static uint64_t delta_source_group(const struct source *s)
+{
+    return source_group(((const struct delta_source *)s)->link.source);
+}
+
 static int delta_source_finish(struct source *s, struct progress *p, struct err *e)
 {
     const struct delta_source *d = (struct delta_source *)s;
@@ -333,6 +351,7 @@ int delta_source_new(struct source **out, struct tensor_list **result, struct de
     d->ops = (struct source_ops){.name = d->link.pull != NULL ? "pull" : d->link.source->ops->name,
                                  .fill = delta_source_fill,
                                  .finish = delta_source_finish,
+                                 .group = delta_source_group,
                                  .close = delta_source_close};
     d->source.ops = &d->ops;
     d->store = cfg->store;
@@ -340,7 +359,7 @@ int delta_source_new(struct source **out, struct tensor_list **result, struct de
     d->devices = cfg->devices;
     d->n_devices = cfg->n_devices;
     for (uint32_t i = 0; i < n; i++)
-        d->places[i] = d->link.delta->tensors[i].values.i;
+        d->places[i] = d->link.delta->tensors[i].patch ? i : d->link.delta->tensors[i].values.i;
     *out = &d->source;
     *result = tensor_list_ref(d->link.pull != NULL ? pull_tensors(d->link.pull)
                                                    : d->link.delta->result);

@@ -376,6 +376,40 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     return 0;
 }
 
+static int build_on_locked(struct updates *u, const char *id, const struct update_base *base,
+                           struct err *e)
+{
+    struct session *s = session_find_locked(u, id);
+
+    if (s == NULL)
+        return update_not_found(id, e);
+    if (session_ended(s))
+        return session_refuse_ended(s, e);
+    if (s->phase != UPDATE_OPEN || s->n_jobs > 0 || s->auto_commit || s->base.serial != 0)
+        return err_set(e, ERR_CONFLICT, "",
+                       "update %s was begun with whole tensors, and patches of tensors need one of "
+                       "their own",
+                       s->id);
+    s->partial = true;
+    s->base = *base;
+    return 0;
+}
+
+int updates_build_on(struct updates *u, const char *id, const struct update_base *base,
+                     struct err *e)
+{
+    struct store_info served;
+    int rc;
+
+    store_info(u->cfg.store, &served);
+    if (update_check_base(&served, true, base, e) != 0)
+        return -1;
+    mtx_lock(&u->lock);
+    rc = build_on_locked(u, id, base, e);
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
 /* shared with update_submit.c */
 
 int update_not_found(const char *id, struct err *e)

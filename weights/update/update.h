@@ -87,6 +87,8 @@ struct update_base {
     uint64_t serial;                   /* 0: whatever is served */
     char label[VERSION_LABEL_MAX + 1]; /* as its client named it: for replies */
     bool delta;                        /* the requests bring parts of a delta (weights/delta/) */
+    bool unchecked;                    /* that they belong to this version is their trainer's word:
+                                          they name none */
 };
 
 struct update_info {
@@ -191,6 +193,14 @@ struct update_start {
  *         worker. */
 int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
                   struct err *e);
+
+/* updates_build_on - make a delta of an update that was started without a base: the first of its
+ * requests shows that it is one. From then on it is partial.
+ * Errors: ERR_NOT_FOUND, ERR_ENDED; ERR_CONFLICT (a request brought whole tensors before; it
+ * commits by itself; the weights are asleep); ERR_UNSYNCED; ERR_PRECONDITION at /base_version:
+ * another version is served. */
+int updates_build_on(struct updates *u, const char *id, const struct update_base *base,
+                     struct err *e);
 
 /* Memory that a staging needs in one place, and free memory there. */
 struct update_room {

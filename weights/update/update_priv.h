@@ -155,15 +155,18 @@ struct session {
                              with senders */
     struct err refusal;   /* of a sender's last request */
 
+    /* Immutable once a job is queued (updates_build_on); the lock guards them until then. */
+    struct update_base base;
+    bool partial;
+
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
     char commit_id[ID_LEN + 1]; /* of the version that it makes: the random part of `id`, or that of
                                    a version that is restored */
     uint64_t began_us;
     struct actor actor;
-    struct update_base base;
     bool one_shot; /* a one-shot update */
-    bool auto_commit, anonymous, partial, convert;
+    bool auto_commit, anonymous, convert;
     uint32_t n_ranks;
     uint32_t n_trainer_ranks; /* each must send something; 0: not known */
 

@@ -84,6 +84,8 @@ const struct member skyrl_info_rows[] = {
     {"tensor_sizes", M_ARRAY, .items = M_INT, .flags = WITH_HANDLES, .ours = M_SAME},
     {"packed", M_BOOL, .flags = WITH_HANDLES | WITH_GROUP, .ours = M_SAME},
     {"packed_buffer_size_bytes", M_INT, .flags = WITH_GROUP, .ours = M_SAME},
+    {"num_updates_list", M_ARRAY, .items = M_INT, .flags = WITH_HANDLES | WITH_GROUP,
+     .ours = M_SAME},
     {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .flags = WITH_HANDLES, .ours = M_SAME},
     {"ipc_handles_pickled", M_STRING, .flags = WITH_HANDLES | M_BASE64, .ours = M_SAME},
     {0},

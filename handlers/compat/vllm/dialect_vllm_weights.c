@@ -64,8 +64,8 @@ static int check_known(const json_t *info, const char *at, const struct member *
         (void)snprintf(field, sizeof field, "%s/%.64s", at, name);
         return err_set(
             e, ERR_BAD_REQUEST, field,
-            "unknown member '%.64s' of %s, which may change what is sent: this server takes whole "
-            "tensors by nccl or ipc, no deltas, sparse patches or shards of vLLM's other backends",
+            "unknown member '%.64s' of %s, which may change what is sent: this server takes "
+            "vLLM's backends nccl, sparse_nccl and ipc, no deltas or shards of its other ones",
             name, at + 1);
     }
     return 0;
@@ -172,7 +172,8 @@ static int check_dense_update(const json_t *info, const char *at, struct err *e)
     return strcmp(kind, "dense") == 0
                ? 0
                : err_set(e, ERR_BAD_REQUEST, field,
-                         "update_kind '%.32s' is not dense: sparse patches are not supported",
+                         "update_kind '%.32s' is not dense: sparse patches are taken from vLLM "
+                         "0.29 or later",
                          kind);
 }
 
@@ -200,7 +201,7 @@ static bool repeats_list(const json_t *info)
 
 static int set_broadcast(json_t *body, const json_t *info, struct err *e)
 {
-    if (repeats_list(info)) {
+    if (body_given(info, "num_updates_list") == NULL && repeats_list(info)) {
         (void)json_object_del(body, "names");
         (void)json_object_del(body, "dtype_names");
         (void)json_object_del(body, "shapes");
@@ -214,8 +215,8 @@ static int translate_update(json_t **body, const json_t *info, struct err *e)
 {
     bool handles = info_has_handles(info);
 
-    if (check_known(info, "/update_info", vllm_update_info_rows, handles ? 0 : WITH_HANDLES, e) !=
-            0 ||
+    if (check_known(info, "/update_info", vllm_update_info_rows,
+                    handles ? OF_PATCHES : WITH_HANDLES, e) != 0 ||
         check_dense_update(info, "/update_info", e) != 0 ||
         dialect_translate(body, info, vllm_update_info_rows, 0, e) != 0)
         return -1;
@@ -241,7 +242,7 @@ static int entry_to_bucket(json_t **out, const json_t *entry, const json_t *name
     (void)snprintf(at, sizeof at, "/update_info/%zu", i);
     if (!json_is_object(entry))
         return err_set(e, ERR_BAD_REQUEST, at, "%s, expected an object", body_type_name(entry));
-    if (check_known(entry, at, vllm_update_info_rows, 0, e) != 0 ||
+    if (check_known(entry, at, vllm_update_info_rows, OF_PATCHES, e) != 0 ||
         check_dense_update(entry, at, e) != 0)
         return -1;
     if (json_is_array(names) && json_array_size(names) == 0) {
@@ -340,16 +341,28 @@ int vllm_update_request(json_t **body, const struct http_request *x, struct err 
     return rc;
 }
 
+/* Its clients read no member. */
+static int put_update(json_t **reply, const char *message)
+{
+    json_t *base = json_incref(json_object_get(*reply, "base"));
+    int rc = vllm_put_message(reply, message);
+
+    if (rc == 0 && json_is_string(base))
+        rc = json_object_set(*reply, "base", base);
+    json_decref(base);
+    return rc;
+}
+
 int vllm_update_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return vllm_put_message(reply, "Weights updated");
+    return put_update(reply, "Weights updated");
 }
 
 int vllm_finish_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return vllm_put_message(reply, "Weight update finished");
+    return put_update(reply, "Weight update finished");
 }
 
 int vllm_label_response(json_t **reply, const struct http_request *x)

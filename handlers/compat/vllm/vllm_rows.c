@@ -33,6 +33,8 @@ const struct member vllm_update_info_rows[] = {
      .doc = "As vLLM's trainers send it: a pickle that is read and never executed"},
     {"metadata_by_gpu", M_MAP, .items = M_OBJECT, .flags = WITH_HANDLES, .of = per_gpu_rows,
      .ours = M_SAME},
+    {"num_updates_list", M_ARRAY, .items = M_INT, .flags = WITH_GROUP | OF_PATCHES, .ours = M_SAME,
+     .doc = DOC_PATCHES},
     {"update_kind", M_STRING, .doc = "Of vLLM 0.24 to 0.26: dense"},
     {"is_checkpoint_format", M_BOOL, .doc = "Of vLLM 0.20; ignored: names and shapes show it"},
     {"", M_ROWS_OF(no_members), .ours = "buckets"}, /* a list's entries */

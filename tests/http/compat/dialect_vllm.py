@@ -278,7 +278,8 @@ def as_float32(world):
 
 
 REFUSED = {
-    "another backend": {"num_updates_list": [1], "names": ["a"]},
+    "another backend": {"schema_version": 1, "names": ["a"]},
+    "patches of nothing": {"num_updates_list": [1], "names": ["a"]},
     "unequal columns": {"names": ["a", "b"], "dtype_names": ["bfloat16"], "shapes": [[1]]},
     "half of the model": {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]]},
     "not an object": "nothing",

@@ -134,11 +134,12 @@ def unknown(f):
     """What is not known may change what travels: nobody is asked, and the trainer may be in its broadcast."""
     for info in (dict(STORE, world_size=2, schema_version=1), {"trainer_actor_names": ["t"]}):
         refused(f, 400, "POST", "/init_weight_transfer_engine", {"init_info": info})
-    for more in ({"num_updates_list": [1, 1]}, {"update_kind": "sparse_flat"}, {"schema_version": 1}):
+    for status, more in ((409, {"num_updates_list": [1, 1]}), (409, {"num_updates_list": []}),
+                         (400, {"update_kind": "sparse_flat"}), (400, {"schema_version": 1})):
         join(f)
         f.front.post("/start_weight_update")
         n, left = ([len(d.journal(op)) for d in f.doubles] for op in ("update", "leave"))
-        refused(f, 400, "POST", "/update_weights", {"update_info": dict(TENSORS, **more)})
+        refused(f, status, "POST", "/update_weights", {"update_info": dict(TENSORS, **more)})
         assert [len(d.journal("update")) for d in f.doubles] == n
         assert [len(d.journal("leave")) for d in f.doubles] == [
             k + (release >= "0.32") for k, release in zip(left, f.releases)]

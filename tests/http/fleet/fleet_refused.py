@@ -162,7 +162,7 @@ def empty_lists(f):
     join(f, **BUFFERS)
     step(f, TENSORS)
     f.front.post("/start_weight_update")
-    assert f.front.ask("POST", "/update_weights", {"update_info": dict(TENSORS, num_updates_list=[1])})[0] == 400
+    assert f.front.ask("POST", "/update_weights", {"update_info": dict(TENSORS, num_updates_list=[1])})[0] == 409
     for info in EMPTY, TENSORS:
         status, said = f.front.ask("POST", "/update_weights", {"update_info": info})
         assert status == 409 and "nothing is received by its group" in said["error"]["message"], said

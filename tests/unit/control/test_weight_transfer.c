@@ -34,7 +34,7 @@ static void test_without_a_group(void **state)
     assert_string_equal(e.msg, "");
     weight_transfer_stop(t);
     weight_transfer_stop(t);
-    assert_int_equal(weight_transfer_join(t, &invitation, &packing, &e), -1);
+    assert_int_equal(weight_transfer_join(t, &invitation, &packing, 1, &e), -1);
     assert_int_equal(e.code, ERR_DRAINING);
     assert_int_equal(weight_transfer_leave(t, NULL, left, NULL, &e), 0);
     weight_transfer_free(t);

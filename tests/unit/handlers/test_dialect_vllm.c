@@ -311,9 +311,24 @@ static void test_update_weights_of_all_ages(void **state)
         {path,
          {{0}},
          "{\"update_info\":{" COLUMNS SHAPES ",\"num_updates_list\":[1]}}",
+         "{" COLUMNS ",\"num_updates_list\":[1]" SHAPES ",\"transport\":\"nccl\"}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":{\"names\":[],\"dtype_names\":[],\"shapes\":[],\"num_updates_list\":[]}"
+         "}",
+         "{\"dtype_names\":[],\"names\":[],\"num_updates_list\":[],\"shapes\":[],\"transport\":"
+         "\"nccl\"}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":{" COLUMNS SHAPES
+         ",\"num_updates_list\":[1],\"ipc_handles_pickled\":\"gA==\"}}",
          NULL,
          "/update_info/num_updates_list",
-         "sparse"},
+         "num_updates_list"},
         {path,
          {{0}},
          "{\"update_info\":{" COLUMNS SHAPES ",\"update_kind\":\"dense\",\"num_updates_list\":"
