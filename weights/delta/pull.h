@@ -80,9 +80,9 @@ uint32_t pull_n_versions(const struct pull *p);
  * Errors: ERR_NO_MEMORY.
  * Errors of the fill: ERR_CHECKSUM (a tensor's hash is another: a damaged file, or another base),
  *         ERR_BAD_REQUEST (a damaged frame), ERR_UNREADABLE (a file changed), ERR_UNSYNCED,
- *         ERR_ASLEEP, ERR_CONFLICT, ERR_CUDA, ERR_NO_MEMORY, ERR_NO_STAGING (no room for a frame
- *         and its content, which are in the store's memory; of several tensors at a time), and
- * those of any fill. They name the version and the tensor. */
+ *         ERR_ASLEEP, ERR_CONFLICT, ERR_CUDA, ERR_NO_MEMORY, ERR_NO_STAGING (no room for frames
+ *         and their content, of several tensors at a time, which are in the store's memory), and
+ *         those of any fill. They name the version and the tensor. */
 int pull_source(struct source **out, struct pull *p, struct store *store, uint64_t serial,
                 struct err *e);
 

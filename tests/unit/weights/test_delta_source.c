@@ -12,6 +12,7 @@ struct parts_source {
     struct source source; /* first */
     struct part_bytes bytes;
     struct fx_pause_controller *door; /* NULL: none */
+    unsigned n_failures;              /* of the next fills */
 };
 
 static int parts_fill(struct source *s, const struct tensor_list *list, uint32_t first, uint32_t n,
@@ -21,6 +22,10 @@ static int parts_fill(struct source *s, const struct tensor_list *list, uint32_t
     const struct tensor_spec *t = list->tensors, *last = &t[first + n - 1];
     uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
 
+    if (from->n_failures > 0) {
+        from->n_failures--;
+        return err_set(e, ERR_UNREADABLE, "", "the parts cannot be read");
+    }
     if (from->door != NULL && fx_wait_pause_controller(from->door, p, e) != 0)
         return -1;
     memcpy(dst, from->bytes.data + t[first].offset, nbytes);
@@ -152,6 +157,34 @@ static void test_delta_source_refuses_a_part_with_another_checksum(void **state)
     bench_close(&b);
 }
 
+/* Nothing is made of memory into which they were not read. */
+static void test_parts_that_could_not_be_read_are_read_again(void **state)
+{
+    struct progress progress = {.deadline_us = CLOCK_NEVER};
+    unsigned char want[FX_NBYTES_MAX], made[FX_NBYTES_MAX];
+    struct delta_link link;
+    struct update_chunk *c;
+    struct bench b;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(push(&b, 0, "base"), ERR_NONE);
+    link = link_of(1U << 0, 0, 1);
+    ((struct parts_source *)link.source)->n_failures = 2;
+    c = delta_chunk(&b, &link, 1);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(c->source->ops->fill(c->source, c->tensor_list, 0, 1, made, &progress, &e),
+                         -1);
+        assert_int_equal(e.code, ERR_UNREADABLE);
+        err_clear(&e);
+    }
+    assert_int_equal(c->source->ops->fill(c->source, c->tensor_list, 0, 1, made, &progress, &e), 0);
+    assert_memory_equal(made, want, fx_bytes(fx_model[0].name, 1, want));
+    update_chunk_free(c);
+    bench_close(&b);
+}
+
 /* Another update is committed while this one waits for the worker: it is refused, and no mixture is
  * served. A session that began before it, likewise. */
 static void test_delta_is_refused_once_another_version_is_served(void **state)
@@ -240,6 +273,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_delta_source_makes_what_the_steps_were),
         cmocka_unit_test(test_delta_source_refuses_a_part_with_another_checksum),
+        cmocka_unit_test(test_parts_that_could_not_be_read_are_read_again),
         cmocka_unit_test(test_delta_is_refused_once_another_version_is_served),
         cmocka_unit_test(test_a_partial_update_is_refused_once_its_base_is_not_served),
     };
