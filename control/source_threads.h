@@ -17,15 +17,16 @@ enum { SOURCE_THREADS_MAX = 4 }; /* threads, and requests under way or ending */
 int source_threads_new(struct source_threads **out, struct err *e);
 
 /* source_threads_stop - abort what is under way and join the threads; later requests are
- * ERR_DRAINING. Repeating is harmless. Threads: the owner's, before the updates stop. Blocks: for
- * one copy at most, and for ZMQ_LINGER_MS. */
+ * ERR_DRAINING. Repeating is harmless.
+ * Threads: the owner's, before the updates stop. Blocks: for one copy at most, and for
+ * ZMQ_LINGER_MS. */
 void source_threads_stop(struct source_threads *t);
 void source_threads_free(struct source_threads *t); /* stops first; accepts NULL */
 
 /* source_threads_post - run the job on a thread of its own; it ends with source_threads_end. No job
- * waits in the queue while its trainer waits for it: there are as many threads as jobs. Threads:
- * any. Blocks: no. Errors: ERR_OVERLOADED (SOURCE_THREADS_MAX), ERR_DRAINING: the job does not run.
- */
+ * waits in the queue while its trainer waits for it: there are as many threads as jobs.
+ * Threads: any. Blocks: no.
+ * Errors: ERR_OVERLOADED (SOURCE_THREADS_MAX), ERR_DRAINING: the job does not run. */
 int source_threads_post(struct source_threads *t, struct job *job, struct err *e);
 void source_threads_end(struct source_threads *t); /* the last that a job calls */
 

@@ -23,6 +23,7 @@ struct adapter_dir;
 struct admission;
 struct auth;
 struct event_watch;
+struct fetch_rules;
 struct chat_template;
 struct cuda_info;
 struct cuda_ipc_stats;
@@ -68,6 +69,7 @@ struct app_weights {
     struct source_threads *source_threads; /* of updates by sockets, and of pulls */
     struct state_dir *state;               /* --state-dir; NULL: none */
     struct pull_chain *pulls;              /* versions that a trainer publishes */
+    const struct fetch_rules *fetch_rules; /* --fetch-prefix: where they may be fetched from */
 };
 
 /* What replies of other handlers say of the adapters; handlers/lora/ has it. JSON is new, and NULL

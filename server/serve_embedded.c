@@ -161,8 +161,10 @@ static int build_pause_controller(struct server *s, struct err *e)
 
 int server_build_weights(struct server *s, struct err *e)
 {
-    s->weights = (struct app_weights){
-        .cuda = &s->cuda, .nccl = &s->nccl, .ipc_stats = &s->ipc_stats};
+    s->weights = (struct app_weights){.cuda = &s->cuda,
+                                      .nccl = &s->nccl,
+                                      .ipc_stats = &s->ipc_stats,
+                                      .fetch_rules = s->fetch_rules};
     s->generate = (struct app_generate){.model_name = "", .model_path = ""};
     s->app.weights = &s->weights;
     s->app.generate = &s->generate;

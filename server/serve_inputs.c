@@ -115,6 +115,22 @@ static int read_nccl_allow(struct server *s, struct err *e)
     return 0;
 }
 
+static int read_fetch_rules(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+    const char *temporary = getenv("TMPDIR");
+    struct fetch_cfg cfg = {.prefixes = c->fetch_prefix.items,
+                            .n_prefixes = c->fetch_prefix.n,
+                            .cidrs = c->fetch_cidr.items,
+                            .n_cidrs = c->fetch_cidr.n,
+                            .ca_file = c->fetch_ca_file,
+                            .dir = c->state_dir != NULL ? c->state_dir
+                                   : temporary != NULL  ? temporary
+                                                        : "/tmp"};
+
+    return cfg.n_prefixes == 0 ? 0 : fetch_rules_new(&s->fetch_rules, &cfg, e);
+}
+
 /* The sizes of GPUs are checked before any of them is used. One version must fit into all of them
  * together, since ranks may share it; first weights are whole on each, unless --placement is
  * sharded. */
@@ -314,7 +330,7 @@ int server_read_inputs(struct server *s, struct err *e)
         return -1;
     if (s->first != NULL && label_check(server_first_label(s), "--weights", e) != 0)
         return -1;
-    if (read_nccl_allow(s, e) != 0)
+    if (read_nccl_allow(s, e) != 0 || read_fetch_rules(s, e) != 0)
         return -1;
     cuda_probe(&s->cuda, s->config.cuda_library);
     if (choose_devices(s, e) != 0 || check_shares(s, e) != 0)

@@ -13,6 +13,7 @@
 #include "memory/device_list.h"
 #include "server/config/config.h"
 #include "server/listeners.h"
+#include "transport/fetch.h"
 #include "transport/file.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/model/model_config.h"
@@ -55,7 +56,8 @@ struct server {
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: chat_why says why */
     struct err chat_why;
-    struct cidr_list nccl_allow; /* --nccl-allow-cidr */
+    struct cidr_list nccl_allow;     /* --nccl-allow-cidr */
+    struct fetch_rules *fetch_rules; /* --fetch-prefix; NULL: none */
     struct cuda_info cuda;
     struct device_list device_list; /* --device: indices into cuda.devices, by rank */
     struct nccl_info nccl;

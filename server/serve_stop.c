@@ -267,6 +267,7 @@ void server_free(struct server *s)
     source_threads_free(w->source_threads);
     updates_free(w->updates);
     pull_chain_free(w->pulls);
+    fetch_rules_free(s->fetch_rules);
     if (s->generate.engine != NULL)
         s->generate.engine->ops->free(s->generate.engine);
     free_executors(s);

@@ -305,7 +305,7 @@ const struct member pull_members[] = {
     {"form", M_STRING, M_IN(struct pull_request, form), .flags = M_REQUIRED,
      M_WORDS("slime", "skyrl"), .doc = "Whose directories: in the order of enum pull_form"},
     {"source", M_STRING, M_IN(struct pull_request, source), .def = "",
-     .doc = "The directory with the versions, beneath --allow-path"},
+     .doc = "The directory with the versions, beneath --allow-path or a --fetch-prefix"},
     {"version", M_INT, M_IN(struct pull_request, version), .flags = M_REQUIRED, .min = 0},
     {"name", M_STRING, M_IN(struct pull_request, name), .def = "",
      .doc = "By which the update is committed"},

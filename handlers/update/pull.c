@@ -17,6 +17,7 @@
 #include "handlers/update/update_requester.h"
 #include "handlers/update_json.h"
 #include "handlers/update_members.h"
+#include "transport/fetch.h"
 #include "transport/file.h"
 #include "transport/roots.h"
 #include "weights/delta/pull_chain.h"
@@ -139,6 +140,14 @@ static bool requester_gone(void *arg)
     return http_request_disconnected(j->x) || life_state(j->app->life) == LIFE_DRAINING;
 }
 
+static struct progress progress_of(struct pull_job *j)
+{
+    return (struct progress){
+        .deadline_us = clock_after_us(j->app->settings.update_timeout_ms * 1000),
+        .gone = requester_gone,
+        .gone_arg = j};
+}
+
 /* What a base is compared with: the trainer's, if it is a path that may be read here and is there,
  * else what the server started with. @source  stays NULL: nothing is known of it */
 static int open_base(struct source **source, struct file_weights *w, struct pull_job *j,
@@ -162,10 +171,7 @@ static int open_base(struct source **source, struct file_weights *w, struct pull
 static int check_base(struct pull_job *j, uint64_t *serial, bool *unchecked, struct err *e)
 {
     struct store *store = j->app->weights->store;
-    struct progress progress = {
-        .deadline_us = clock_after_us(j->app->settings.update_timeout_ms * 1000),
-        .gone = requester_gone,
-        .gone_arg = j};
+    struct progress progress = progress_of(j);
     const struct version *v = NULL;
     struct file_weights w = {0};
     struct source *source = NULL;
@@ -320,10 +326,7 @@ static int submit_pull(struct pull_job *j, struct pull *p, struct err *e)
 static int prove_served(struct pull_job *j, struct pull *p, struct err *e)
 {
     struct store *store = j->app->weights->store;
-    struct progress progress = {
-        .deadline_us = clock_after_us(j->app->settings.update_timeout_ms * 1000),
-        .gone = requester_gone,
-        .gone_arg = j};
+    struct progress progress = progress_of(j);
     const struct version *v = NULL;
     int rc;
 
@@ -356,15 +359,27 @@ static int refuse_elsewhere(const struct pull_job *j, struct err *e)
 }
 
 /* @served  what the target may build on; PULL_NO_VERSION: it has to be whole */
-static int open_pull(struct pull **out, const struct pull_job *j, uint64_t served, struct err *e)
+static int open_pull(struct pull **out, struct pull_job *j, uint64_t served, struct err *e)
 {
     const struct settings *s = &j->app->settings;
+    struct progress progress = progress_of(j);
+    struct fetch *fetch = NULL;
     struct pull_cfg cfg = {.form = j->place.form,
                            .spec = store_model_spec(j->app->weights->store),
                            .served = served,
                            .target = j->target};
     int rc;
 
+    if (fetch_is_url(j->place.source)) {
+        if (fetch_open(&fetch, j->app->weights->fetch_rules, j->place.source, &progress,
+                       s->body_stall_timeout_ms * 1000, e) != 0)
+            return -1;
+        cfg.fetch = fetch_file;
+        cfg.fetch_arg = fetch;
+        rc = pull_open(out, &cfg, e);
+        fetch_close(fetch);
+        return rc;
+    }
     if (roots_open(&cfg.rootfd, &cfg.source, s->allow_path, s->n_allow_path, j->place.source,
                    "/source", e) != 0)
         return -1;
@@ -435,12 +450,6 @@ static int use_request(struct pull_job *j, const struct pull_request *r, struct 
     if (len >= sizeof p->source || strlen(r->name) >= sizeof p->name)
         return err_set(e, ERR_BAD_REQUEST, strlen(r->name) >= sizeof p->name ? "/name" : "/source",
                        "it is longer than %d bytes", (int)PULL_PATH_MAX - 1);
-    if (strncmp(r->source, "gs://", 5) == 0 || strncmp(r->source, "s3://", 5) == 0 ||
-        strncmp(r->source, "http://", 7) == 0 || strncmp(r->source, "https://", 8) == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/source",
-                       "'%.*s' is not a directory: versions are read from directories beneath "
-                       "--allow-path only",
-                       utf8_cut(r->source, 200), r->source);
     while (len > 1 && r->source[len - 1] == '/')
         len--;
     p->form = (enum pull_form)r->form;

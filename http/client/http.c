@@ -573,6 +573,8 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     call->client = c;
     call->events = *events;
     call->body_len = req->body_len;
+    call->allowed = req->allowed;
+    call->allowed_arg = req->allowed_arg;
     call->head.content_length = -1;
     if (call_prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 enum {
     HTTP_HEAD_NBYTES_MAX = 64 << 10, /* of one answer's headers */
@@ -69,6 +70,10 @@ struct http_call_request {
     uint64_t connect_timeout_us; /* > 0 */
     uint64_t timeout_us;         /* of the whole; 0: the caller ends it */
     bool fresh;                  /* must not run twice */
+    /* May this address be connected to? It is that of the socket, whatever the name was; NULL: any
+     * may. */
+    bool (*allowed)(const void *arg, const struct sockaddr *addr);
+    const void *allowed_arg;
 };
 
 /* The parts of an answer's head that are kept. */

@@ -53,9 +53,15 @@ static bool is_lack(long os_errno)
 curl_socket_t call_open_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *at)
 {
     struct http_call *call = arg;
-    int fd = socket(at->family, at->socktype | SOCK_CLOEXEC, at->protocol);
+    int fd;
 
     (void)purpose;
+    if (call->allowed != NULL && !call->allowed(call->allowed_arg, &at->addr)) {
+        (void)cidr_addr_text(&at->addr, call->barred);
+        return CURL_SOCKET_BAD;
+    }
+    call->barred[0] = '\0'; /* another address of the same name */
+    fd = socket(at->family, at->socktype | SOCK_CLOEXEC, at->protocol);
     if (fd < 0 && is_lack(errno))
         call->lacks = true;
     return fd >= 0 ? fd : CURL_SOCKET_BAD;
@@ -110,6 +116,8 @@ void call_describe(struct http_end *end, const struct http_call *call, CURLcode 
                        call->head.status >= 300 && call->head.status < 400
                            ? "and redirects are not followed"
                            : "which is no status of an answer");
+    else if (code == CURLE_COULDNT_CONNECT && call->barred[0] != '\0')
+        (void)snprintf(why, HTTP_WHY_MAX, "its address %s is not allowed", call->barred);
     else if (call->odd != NULL)
         (void)snprintf(why, HTTP_WHY_MAX, "%s", call->odd);
     else if (call->head_nbytes > HTTP_HEAD_NBYTES_MAX)

@@ -2,6 +2,7 @@
 #ifndef BATON_HTTP_CLIENT_HTTP_PRIV_H
 #define BATON_HTTP_CLIENT_HTTP_PRIV_H
 
+#include "base/net/cidr.h"
 #include "http/client/http.h"
 
 #include <curl/curl.h>
@@ -35,7 +36,10 @@ struct http_call {
     struct curl_slist *headers;
     struct http_events events;
     struct http_head head;
-    struct watch *watch; /* of its connection, or NULL */
+    bool (*allowed)(const void *arg, const struct sockaddr *addr);
+    const void *allowed_arg;
+    char barred[CIDR_ADDR_TEXT_CAP]; /* the last address that is not allowed; "": none */
+    struct watch *watch;             /* of its connection, or NULL */
     size_t head_nbytes, body_len;
     char error[CURL_ERROR_SIZE];
     const char *odd; /* static: why the head's description of the body is invalid; NULL: valid */

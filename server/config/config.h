@@ -126,6 +126,15 @@ enum { CONFIG_LIST_MAX = 256 };
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
       "directory below which update sources of kind \"path\" and LoRA adapters may be "            \
       "read; repeatable; default: such requests are refused")                                      \
+    X(LIST, fetch_prefix, "fetch-prefix", "PREFIX", "", 0, 0,                                      \
+      "prefix of URLs beneath which deltas may be pulled: https://HOST/PATH, or what stands for "  \
+      "such a URL, as gs://BUCKET=https://HOST/BUCKET; plain HTTP if it says http://; "            \
+      "repeatable; default: such requests are refused")                                            \
+    X(LIST, fetch_cidr, "fetch-cidr", "CIDR", "", 0, 0,                                            \
+      "addresses that --fetch-prefix may lead to although no public server has them, as "          \
+      "10.0.0.0/8; repeatable; default: none that is private, loopback or link-local")             \
+    X(STR, fetch_ca_file, "fetch-ca-file", "FILE", "", 0, 0,                                       \
+      "certificates, PEM, that alone are trusted for --fetch-prefix; default: the system's")       \
     X(INT, http_server_threads, "front-threads", "N", "1", 1, 64,                                  \
       "event loops of the HTTP server")                                                            \
     X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \

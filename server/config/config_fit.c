@@ -11,9 +11,12 @@ static const char *const own[] = {"engine", "device"};
 static const char *const received[] = {
     "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
     "nccl-allow-cidr", "max-versions",   "max-weight-bytes", "pin-timeout",  "non-finite",
-    "state-dir",       "snapshot",       "serve-base",       "placement"};
+    "state-dir",       "snapshot",       "serve-base",       "placement",    "fetch-prefix",
+    "fetch-cidr",      "fetch-ca-file"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
+/* Options that need --fetch-prefix. */
+static const char *const needs_fetch[] = {"fetch-cidr", "fetch-ca-file"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
@@ -55,13 +58,16 @@ static int option_refuse(const struct config_loader *l, const struct config_opti
     return err_set(e, ERR_BAD_REQUEST, where, "%s", why);
 }
 
-static int state_fits(const struct config_loader *l, struct err *e)
+static int needs_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o;
 
     o = option_given(l, needs_state, sizeof needs_state / sizeof needs_state[0]);
     if (o != NULL && l->config.state_dir == NULL)
         return option_refuse(l, o, "it has no effect without --state-dir", e);
+    o = option_given(l, needs_fetch, sizeof needs_fetch / sizeof needs_fetch[0]);
+    if (o != NULL && l->config.fetch_prefix.n == 0)
+        return option_refuse(l, o, "it has no effect without --fetch-prefix", e);
     return 0;
 }
 
@@ -94,7 +100,7 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
             "it has no effect with --upstream and without --stage: this server "
             "then has no weights of its own; remove it, add --stage, or remove --upstream",
             e);
-    if (adapters_fit(l, e) != 0 || (config_has_stage(&l->config) && state_fits(l, e) != 0))
+    if (adapters_fit(l, e) != 0 || (config_has_stage(&l->config) && needs_fit(l, e) != 0))
         return -1;
     if (l->config.allow_unseen_tensors && l->config.model == NULL && l->config.model_spec == NULL)
         return option_refuse(
@@ -162,5 +168,5 @@ int config_fit(const struct config_loader *l, struct err *e)
                              "sharded is for --engine none and --stage: the embedded engine keeps "
                              "each version in host memory too",
                              e);
-    return state_fits(l, e);
+    return needs_fit(l, e);
 }

@@ -42,6 +42,8 @@ static int read_version(struct pull *p, uint64_t number, struct err *e)
     p->versions = versions;
     v = &versions[p->n_versions++];
     *v = (struct pull_version){.number = number};
+    p->reading = number;
+    p->nbytes_left = PULL_FETCH_FACTOR * p->cfg.spec->tensor_list->nbytes;
     return readers[p->cfg.form](p, v, e) == 0 ? 0 : pull_say_version(e, number);
 }
 

@@ -26,7 +26,9 @@ enum {
     PULL_VERSIONS_MAX = 64, /* of one pull: their lists are in memory at once. ModelExpress's
                                receiver has the same limit */
     PULL_FILES_MAX = 1024,  /* of one pull: all are open until its end */
-    PULL_INDEX_NBYTES_MAX = 64 << 20,      /* of an index or a manifest: some 100,000 tensors */
+    PULL_INDEX_NBYTES_MAX = 64 << 20, /* of an index or a manifest: some 100,000 tensors */
+    PULL_FETCH_FACTOR = 6, /* of a version's fetched files together, in sizes of the model: slime's
+                              overwrite may have 5 bytes for each byte */
     PULL_OVERWRITE_NBYTES_MAX = UINT32_MAX /* of a tensor: its positions have 32 bits */
 };
 #define PULL_NO_VERSION UINT64_MAX
@@ -41,8 +43,13 @@ struct pull_cfg {
     const struct model_spec *spec; /* borrowed until pull_close */
     int rootfd;                    /* borrowed: nothing leads out of it; AT_FDCWD: no limit */
     const char *source;            /* the directory with the versions, below rootfd */
-    uint64_t served;               /* the version that is served; PULL_NO_VERSION: not known */
-    uint64_t target;               /* above `served`, or the same */
+    /* Instead of both: gets a file of a version, as "delta-00000003/manifest.json", of at most so
+     * many bytes. The descriptor is the caller's. What is not listed is not seen then. NULL: none.
+     * Errors: ERR_NOT_FOUND (there is no such file), and others. */
+    int (*fetch)(void *arg, int *fd, const char *name, uint64_t nbytes_max, struct err *e);
+    void *fetch_arg;
+    uint64_t served; /* the version that is served; PULL_NO_VERSION: not known */
+    uint64_t target; /* above `served`, or the same */
 };
 
 /* pull_open - read the indexes of the versions up to the target: from the newest whole checkpoint

@@ -63,6 +63,9 @@ int pull_open_directory(int *fd, const struct pull *p, uint64_t version, struct 
     char name[32];
     int source;
 
+    *fd = -1;
+    if (p->cfg.fetch != NULL)
+        return 0;
     pull_directory(name, p->cfg.form, version);
     source = file_open_beneath(p->cfg.rootfd, p->cfg.source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (source < 0)
@@ -91,6 +94,21 @@ int pull_pread(const struct pull_file *f, void *out, uint64_t nbytes, uint64_t o
     return 0;
 }
 
+/* A file of the version that is read. @max  of one that is fetched */
+static int pull_open_one(int *fd, const struct pull *p, int dirfd, const char *name, uint64_t max,
+                         struct err *e)
+{
+    char path[32 + PULL_FILE_NAME_MAX + 2];
+
+    if (p->cfg.fetch != NULL) {
+        pull_directory(path, p->cfg.form, p->reading);
+        (void)snprintf(path + strlen(path), PULL_FILE_NAME_MAX + 2, "/%s", name);
+        return p->cfg.fetch(p->cfg.fetch_arg, fd, path, max, e);
+    }
+    *fd = file_open_in(p->cfg.rootfd, dirfd, name, FILE_FLAGS);
+    return *fd >= 0 ? 0 : pull_cannot_open(name, errno, e);
+}
+
 /* A regular file of at most `max` bytes. */
 static int file_size(int fd, const char *name, uint64_t max, uint64_t *nbytes, struct err *e)
 {
@@ -110,14 +128,18 @@ static int file_size(int fd, const char *name, uint64_t max, uint64_t *nbytes, s
 int pull_read_text(char **out, size_t *len, const struct pull *p, int dirfd, const char *name,
                    bool optional, struct err *e)
 {
-    struct pull_file f = {.fd = file_open_in(p->cfg.rootfd, dirfd, name, FILE_FLAGS)};
+    struct pull_file f = {0};
     uint64_t nbytes;
     char *text = NULL;
     int rc;
 
     *out = NULL;
-    if (f.fd < 0)
-        return optional && errno == ENOENT ? 0 : pull_cannot_open(name, errno, e);
+    if (pull_open_one(&f.fd, p, dirfd, name, PULL_INDEX_NBYTES_MAX, e) != 0) {
+        if (!optional || e->code != ERR_NOT_FOUND)
+            return -1;
+        err_clear(e);
+        return 0;
+    }
     (void)snprintf(f.name, sizeof f.name, "%s", name);
     rc = file_size(f.fd, name, PULL_INDEX_NBYTES_MAX, &nbytes, e);
     if (rc == 0) {
@@ -166,10 +188,12 @@ int pull_check_file_name(const char *name, struct err *e)
 static int each_payload(int dirfd, int (*see)(struct names *files, const char *name, struct err *e),
                         struct names *files, struct err *e)
 {
-    int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    int fd = dirfd >= 0 ? openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1, rc = 0;
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
 
+    if (dirfd < 0) /* no server lists its files */
+        return 0;
     if (d == NULL) {
         rc = err_set_errno(e, ERR_UNREADABLE, "", errno, "the directory cannot be listed");
         if (fd >= 0)
@@ -305,6 +329,18 @@ static int payload_read_head(struct pull_head *h, const struct pull_file *f, str
     return rc;
 }
 
+/* A server may send more than it should, again and again. */
+static int count_fetched(struct pull *p, uint64_t nbytes, struct err *e)
+{
+    if (nbytes > p->nbytes_left)
+        return err_set(
+            e, ERR_TOO_LARGE, "",
+            "its tensors have %llu bytes, and %llu are left of what the version may have",
+            (unsigned long long)nbytes, (unsigned long long)p->nbytes_left);
+    p->nbytes_left -= nbytes;
+    return 0;
+}
+
 /* Puts the file's name before a message. */
 static int say_file(struct err *e, const char *name)
 {
@@ -333,16 +369,20 @@ int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u files", (unsigned)p->n_files);
     p->files = files;
     f = &files[p->n_files];
-    *f = (struct pull_file){.fd = file_open_in(p->cfg.rootfd, dirfd, name, FILE_FLAGS),
-                            .version = version};
-    if (f->fd < 0)
-        return pull_cannot_open(name, errno, e);
+    *f = (struct pull_file){.version = version};
+    if (pull_open_one(&f->fd, p, dirfd, name,
+                      SAFETENSORS_PREFIX + SAFETENSORS_HEADER_MAX + p->nbytes_left, e) != 0)
+        return -1;
     p->n_files++;
     (void)snprintf(f->name, sizeof f->name, "%s", name);
     if (fstat(f->fd, &st) != 0)
         return err_set_errno(e, ERR_UNREADABLE, "", errno, "'%.200s' cannot be read", name);
     f->stamp = file_stamp_of(&st);
     if (payload_read_head(&h, f, e) != 0) {
+        pull_head_fini(&h);
+        return say_file(e, name);
+    }
+    if (p->cfg.fetch != NULL && count_fetched(p, (uint64_t)st.st_size - h.nbytes_head, e) != 0) {
         pull_head_fini(&h);
         return say_file(e, name);
     }

@@ -49,6 +49,8 @@ struct pull {
     struct pull_file *files; /* owned; [n_files] */
     uint32_t n_files;
     struct tensor_list *list; /* owned; NULL: nothing changes */
+    uint64_t reading;         /* the version that is read */
+    uint64_t nbytes_left;     /* that its tensors in fetched files may still have */
     uint32_t *index;          /* owned; [list->n_tensors]: of the model spec */
 };
 
@@ -65,6 +67,7 @@ struct pull_head {
 int pull_say_version(struct err *e, uint64_t version);
 
 /* pull_open_directory - open the directory of a version, to read and list it.
+ * @fd  -1: there is none, and files are fetched
  * Errors: ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_UNREADABLE. */
 int pull_open_directory(int *fd, const struct pull *p, uint64_t version, struct err *e);
 

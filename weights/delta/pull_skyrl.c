@@ -405,10 +405,13 @@ int pull_read_skyrl(struct pull *p, struct pull_version *v, struct err *e)
         rc = manifest_check(&m, v->number, e);
     if (rc == 0)
         rc = pull_check_listed(fd, &m.files_all, e);
+    if (m.sum_compressed < p->nbytes_left)
+        p->nbytes_left = m.sum_compressed;
     if (rc == 0)
         rc = manifest_add_files(p, v, &m, fd, e);
     free(text);
     manifest_fini(&m);
-    (void)close(fd);
+    if (fd >= 0)
+        (void)close(fd);
     return rc;
 }

@@ -349,6 +349,7 @@ int pull_read_slime(struct pull *p, struct pull_version *v, struct err *e)
         rc = slime_read_files(p, v, &x, fd, e);
     free(text);
     index_fini(&x);
-    (void)close(fd);
+    if (fd >= 0)
+        (void)close(fd);
     return rc;
 }

@@ -39,7 +39,7 @@ const struct member skyrl_fetch_members[] = {
     {"target_version", M_INT, .flags = M_REQUIRED, .ours = "version"},
     {"sync_dir", M_STRING, .ours = "source",
      .doc = "The directory with delta-00000001 and so on, beneath a root of --allow-path; default: "
-            "that of uri. gs:// and s3:// are refused"},
+            "that of uri. Or a URL beneath a --fetch-prefix, as gs://bucket/run"},
     {"uri", M_STRING, .doc = "The directory of the target; 400 if it is not one of sync_dir"},
     {0},
 };

@@ -101,7 +101,7 @@ def faults():
                 f.write(data.replace(b'"000001"', b'"000002"').replace(b'"000000"', b'"000001"'))
         refused("another run", t.pull, 2)
         refused("is not the base model's", t.begin)
-        for source, word in (("/etc", "allow"), ("gs://bucket/run", "not a directory"), ("", "source_dir"),
+        for source, word in (("/etc", "allow"), ("gs://bucket/run", "beneath no --fetch-prefix"), ("", "source_dir"),
                              (os.path.join(FOLDER, "nothing"), "nothing")):
             refused(word, t.pull, 1, source)
         refused("", t.reload, 3, os.path.join(FOLDER, "elsewhere"))
@@ -165,7 +165,7 @@ def skyrl():
         refused("no version was fetched", t.post, "/update_weights",
                 {"update_info": {"target_version": 4, "sync_dir": "/elsewhere"}})
         for source in "gs://bucket/run", "s3://bucket/run":
-            refused("not a directory", t.pull, 4, source)
+            refused("beneath no --fetch-prefix", t.pull, 4, source)
         refused("sync_dir", t.post, "/fetch_weights", {"target_version": 4, "sync_dir": SOURCE, "uri": "/x/delta-00000004"})
         refused("target_version", t.post, "/fetch_weights", {"sync_dir": SOURCE})
         t.post("/fetch_weights", {"target_version": 4, "uri": f"{SOURCE}/delta-00000004/"})

@@ -44,10 +44,10 @@ class Trainer:
             raise Refused(f"{status}: {answer}")
         return answer
 
-    def begin(self):
+    def begin(self, source=SOURCE):
         shutil.rmtree(SOURCE, ignore_errors=True)
         os.mkdir(SOURCE)
-        self.pull(0)
+        self.pull(0, source)
 
     def publish(self, version):
         name = f"weight_v{version:06d}"
