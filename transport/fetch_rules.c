@@ -3,8 +3,10 @@
 #include "http/client/http.h"
 #include "transport/fetch_priv.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PREFIX_OPTION "--fetch-prefix"
 
@@ -92,6 +94,9 @@ int fetch_rules_new(struct fetch_rules **out, const struct fetch_cfg *cfg, struc
         return err_set(e, ERR_NO_MEMORY, PREFIX_OPTION, "no memory for prefixes");
     }
     r->cfg = *cfg;
+    if (cfg->ca_file != NULL && access(cfg->ca_file, R_OK) != 0)
+        rc = err_set_errno(e, ERR_BAD_REQUEST, "--fetch-ca-file", errno, "'%.200s' cannot be read",
+                           cfg->ca_file);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = cidr_list_add(&r->private, private_blocks[i], "", e);
     for (size_t i = 0; rc == 0 && i < cfg->n_cidrs; i++)

@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import ssl
+import subprocess
 import threading
 import time
 
 from fleet_world import until
-from pull_world import FOLDER, SOURCE, STEPS, SkyRL, Trainer, World, base, checks, refused, same
+from pull_world import BATON, FOLDER, MODEL, SOURCE, STEPS, SkyRL, Trainer, World, base, checks, has, refused, same
 
 RUN = "gs://bucket/run"
 STALL_MS = 1000
@@ -225,6 +226,11 @@ def forbidden(store, tls):
         t.begin(RUN)
         refused("certificate", t.pull, 1, RUN)
         server.serves(0, "base")
+    for options, word in ((PRIVATE, "no effect without --fetch-prefix"), (("--fetch-prefix", "gs://bucket"), "--fetch-prefix: "),
+                          (("--fetch-prefix", "https://x", "--fetch-ca-file", "/nothing"), "--fetch-ca-file: ")):
+        found = subprocess.run([BATON, "serve", "--check", "--model", MODEL, *options], capture_output=True, text=True, check=False)
+        same(found.returncode, 2, f"{options}: {found.stdout}")
+        has(found.stderr, word, options)
     os.environ["TMPDIR"] = os.path.join(FOLDER, "nothing")
     with world("--fetch-prefix", f"gs://bucket={store.url}/bucket", *PRIVATE) as server:
         refused("temporary file", Trainer(server, "slime/xor-adler32").pull, 1, RUN)
