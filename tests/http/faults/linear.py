@@ -1,4 +1,4 @@
-"""Is the version register linearizable? Random clients push whole and partial versions, abort updates, give names, pause,
+"""Is the version register linearizable? Random clients push whole and partial versions and deltas, abort updates, give names, pause,
 sleep, load adapters and generate, while servers are killed, stopped, removed and restarted from --state-dir. The history of
 their calls is then checked:
 
@@ -132,7 +132,10 @@ def main(arguments):
     for c in calls:
         if c.get("odd"):
             check.violation(9, f"an odd answer: {c['odd']}", c)
-    n_versions = count["push", "200"]
+    n_versions, n_deltas = count["push", "200"], collections.Counter(
+        (c["kind"] if c["how"] == "delta" else c["wrong"], str(c["status"])) for c in calls if "base" in c)
+    if n_deltas:
+        print("deltas:", ", ".join(f"{what} {status}: {n}" for (what, status), n in sorted(n_deltas.items())))
     if not answered(calls):
         check.violation(9, "no version was answered, or no generation: nothing was checked")
     print(f"versions answered: {n_versions}, restarts: {sum(c['op'] in ('kill', 'term') for c in calls)}")

@@ -9,6 +9,7 @@ import threading
 import linear_doubles
 from linear_check import FLEETS
 from linear_contents import N_ADAPTERS, N_CONTENTS, misnamed
+from linear_deltas import by_delta, by_wrong_delta
 from linear_world import CALL_S
 
 PROMPTS = [[40, 77, 258], [5, 6], [829, 256, 273], [17], [400, 401, 402, 403, 404, 405]]
@@ -146,19 +147,21 @@ def by_mistake(c, call):
 
 
 WAYS = {"path": by_path, "body": by_body, "session": by_session, "verify": by_session, "abort": by_session,
-        "cut": by_cut, "wrong": by_mistake, "group": by_group}
+        "cut": by_cut, "wrong": by_mistake, "group": by_group, "delta": by_delta, "wrong_delta": by_wrong_delta}
+OF_BODIES = ("body", "cut", "delta", "wrong_delta")
 
 
 def can(world, way):
-    return world.mode == "passed" if way == "group" else world.takes_bodies or way not in ("body", "cut")
+    return world.mode == "passed" if way == "group" else world.takes_bodies or way not in OF_BODIES
 
 
 def trainer(c):
-    k, partial = c.rand.randrange(N_CONTENTS), c.rand.random() < PARTIAL_SHARE
-    how = c.rand.choice([way for way in WAYS if can(c.world, way)])
+    k, how = c.rand.randrange(N_CONTENTS), c.rand.choice([way for way in WAYS if can(c.world, way)])
+    partial = "delta" not in how and c.rand.random() < PARTIAL_SHARE
     call = c.begin("push", label=c.new_label("v{}-" + f"{'p' if partial else 'c'}{k}"), content=k, partial=partial, how=how)
     status, said = WAYS[how](c, call)
-    c.end(call, (status, said), serial=said.get("serial") if status == 200 else None)
+    made = {"serial": said.get("serial"), "update_id": said.get("update_id")} if status == 200 else {"serial": None}
+    c.end(call, (status, said), **made)
     # 408: it may have been committed; the 5xx of one in front says that some engines may have it.
     refused = status is not None and (400 <= status < 500 and status != 408 or status >= 500 and c.world.mode == "single")
     call["never"] = call.get("never", False) or refused
