@@ -52,6 +52,14 @@ static bool has_our_marker(const struct fleet_part *p)
     return part_reports(p, p->update_id);
 }
 
+bool fleet_part_is_alive(struct fleet_control *fc, const struct fleet_part *p)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), p->upstream, &info);
+    return info.alive;
+}
+
 /* ---- before the first byte ---- */
 
 static bool needs_marker(const struct fleet_part *p, const void *arg)
@@ -106,7 +114,8 @@ static bool may_be_replaced(const struct fleet_part *p, const void *arg)
     struct fleet_control *const *fc = arg;
 
     return can_have_marker(p, NULL) &&
-           fleet_is_other_incarnation(*fc, p->upstream, &p->incarnation);
+           (!fleet_part_is_alive(*fc, p) ||
+            fleet_is_other_incarnation(*fc, p->upstream, &p->incarnation));
 }
 
 /* Of one that does not name its process, failed requests count only after it got our marker: it may
@@ -234,21 +243,13 @@ struct label_check {
     struct fleet_control *fc;
 };
 
-static bool fleet_dirty_marker_is_alive(struct fleet_control *fc, struct upstream *upstream)
-{
-    struct upstream_info info;
-
-    fleet_info(fleet_of(fc), upstream, &info);
-    return info.alive;
-}
-
 /* Engines that do not name their process are asked more often. */
 static bool is_to_check(const struct fleet_part *p, const void *arg)
 {
     const struct label_check *c = arg;
     bool may_be_other = p->no_process_id && (!part_is_unchanged(p) || p->may_have_marker);
 
-    if (c->only_down && fleet_dirty_marker_is_alive(c->fc, p->upstream))
+    if (c->only_down && fleet_part_is_alive(c->fc, p))
         return false;
     switch (c->when) {
     case CHECK_TENSORS:

@@ -80,6 +80,10 @@ bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
                       const struct api_tensors *tensors, struct err *e);
 
+/* fleet_part_is_alive - does its engine answer? What is known of one that is down may be of the
+ * process before. */
+bool fleet_part_is_alive(struct fleet_control *fc, const struct fleet_part *p);
+
 /* fleet_learn_names - ask the engines that may call their parameters otherwise than a checkpoint
  * does, once in each update, and drop those that do not say, or whose names are not known. The
  * caller sends tensors. Blocks: up to FLEET_CONFIG_US. Errors: too few engines are left;

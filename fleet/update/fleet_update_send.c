@@ -14,14 +14,23 @@
 
 /* before the first byte */
 
+struct pause_filter {
+    struct fleet_control *fc;
+    bool down; /* only those that are down */
+};
+
 /* An engine that overwrites its weights, and neither is paused nor sleeps. Any pause of this
- * server will do, but for one that is out of step: clients may have resumed it. */
+ * server will do, but for one that is out of step: clients may have resumed it; or one that is
+ * down: another process may answer there, which no probe has seen yet. */
 static bool is_running(const struct fleet_part *p, const void *arg)
 {
-    const struct fleet_control *fc = arg;
+    const struct pause_filter *l = arg;
 
-    return !p->two_phase && !p->out && !fc->sleep.weights && !fc->sleep.kv &&
-           !(p->before == PART_WAS_IN_STEP && upstream_have(p->upstream).gate == GATE_PAUSED);
+    if (p->two_phase || p->out || l->fc->sleep.weights || l->fc->sleep.kv)
+        return false;
+    if (l->down)
+        return !fleet_part_is_alive(l->fc, p);
+    return !(p->before == PART_WAS_IN_STEP && upstream_have(p->upstream).gate == GATE_PAUSED);
 }
 
 /* A resume does not touch these engines any more once this has begun (prepare_begun). What need not
@@ -31,10 +40,11 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
                        const struct api_tensors *tensors, struct err *e)
 {
     struct api_args args[FLEET_MAX];
+    struct pause_filter filter = {.fc = fc};
     const struct fanout f = {.op = API_PAUSE,
                              .of = args,
                              .select = is_running,
-                             .arg = fc,
+                             .arg = &filter,
                              .before_bytes = true,
                              .patient = fc->cfg.finishes}; /* requests may run for long */
     int rc = -1;
@@ -48,7 +58,9 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
             mtx_lock(&fc->lock);
             s->pausing = true;
             mtx_unlock(&fc->lock);
-            rc = fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
+            rc = fanout_apply(fc, s, &f, e);
+            filter.down = true; /* once more: another one may have kept them waiting for long */
+            rc = rc < 0 || fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
         }
         fleet_pause_unlock(fc);
     }

@@ -432,6 +432,63 @@ static void test_one_that_restarts_before_its_first_byte_gets_none(void **state)
     }
 }
 
+/* ... while another one of them is paused; then nothing answers there, for a moment. */
+static void restart_while_others_pause(void)
+{
+    struct engine *g = &w.engines[ENGINES - 1];
+    struct err why = {0};
+
+    if (g->open && g->chunks != 0)
+        assert_true(g->paused);
+    if (w.fc->session == NULL || !w.fc->session->prepare_begun || !g->paused || g->process > 0)
+        return;
+    (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
+    fleet_probe_failed(w.fleet, engine_at(w.fleet, ENGINES - 1), true, &why);
+    engine_restart(g);
+}
+
+/* @paused  by the trainer, before */
+static void begin_with_restart(enum upstream_kind kind, bool paused)
+{
+    update_begin(kind);
+    if (paused)
+        pause_all();
+    w.check = restart_while_others_pause;
+    w.after_query = paused ? restart_while_others_pause : NULL;
+}
+
+/* Nothing has shown the process yet, so it is paused as the one before was. */
+static void test_one_that_restarts_while_it_is_paused_is_paused_again(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < 4; k++) {
+        begin_with_restart(kinds[k / 2], k % 2 == 0);
+        (void)update_run(1, CHUNKS);
+        assert_int_equal(w.engines[ENGINES - 1].process, 1);
+        assert_int_equal(w.engines[ENGINES - 1].n_asked[API_UPDATE_WEIGHTS], CHUNKS);
+        world_fini();
+    }
+}
+
+static void test_its_version_is_that_of_the_process_that_is_marked(void **state)
+{
+    struct engine *g = &w.engines[ENGINES - 1];
+
+    (void)state;
+    update_begin(UPSTREAM_VLLM);
+    assert_int_equal(update_run(1, CHUNKS), 0);
+    probe_all();
+    w.check = restart_while_others_pause;
+    g->knows_start = false; /* so it gets no tensors */
+    assert_int_equal(update_run(2, CHUNKS), 0);
+    assert_int_equal(g->process, 1);
+    assert_int_equal(g->n_asked[API_SET_VERSION], 3);
+    assert_string_equal(g->label, "v0");
+    world_fini();
+}
+
 static void test_a_version_that_no_process_has_any_more_is_an_error(void **state)
 {
     static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
@@ -523,6 +580,8 @@ int main(void)
         cmocka_unit_test(test_the_fleet_has_a_version_before_an_engine_resumes_with_it),
         cmocka_unit_test(test_one_that_is_slow_while_it_is_paused_gets_its_tensors),
         cmocka_unit_test(test_one_that_restarts_before_its_first_byte_gets_none),
+        cmocka_unit_test(test_one_that_restarts_while_it_is_paused_is_paused_again),
+        cmocka_unit_test(test_its_version_is_that_of_the_process_that_is_marked),
         cmocka_unit_test(test_an_engine_that_restarts_before_the_commit_is_fenced),
         cmocka_unit_test(test_a_version_that_no_process_has_any_more_is_an_error),
     };
