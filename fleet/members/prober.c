@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Of a status probe. */
 enum { N_STATUS_CALLS = 5 };
@@ -100,6 +101,12 @@ static bool is_asked_in_turn(const struct probe *p)
     return p->config->kind == UPSTREAM_BATON;
 }
 
+/* Else the token that failed says nothing of the process that is there. */
+static bool is_same_process(const struct upstream_info *info, const struct upstream_report *now)
+{
+    return info->report.process[0] == '\0' || strcmp(info->report.process, now->process) == 0;
+}
+
 /* While this server holds the engines they are asked for no token, and a token that failed before
  * says nothing: whatever waits for the engine, as a wake, would wait for ever.
  * @a  in the order of status_queries */
@@ -133,7 +140,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         fleet_probe_failed(fleet, p->upstream, false, &why);
         return;
     }
-    if (no_token && report.not_ready[0] == '\0')
+    if (no_token && report.not_ready[0] == '\0' && is_same_process(&info, &report))
         return;
     report.sent_epoch = p->weights_epoch;
     report.have_change = p->have_change;

@@ -449,6 +449,53 @@ static void test_baton_without_engines_is_not_down(void **state)
     peer_stop(&front);
 }
 
+/* As a baton that is restarted as it is asked for a token, and then makes none. */
+static void *restarted_main(void *arg)
+{
+    const char *status = status_ok;
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+        bool asks = n > 3 && memcmp(text, "GET", 3) == 0;
+        const char *reply = asks ? status : status == status_ok ? refusal : NULL;
+
+        if (reply != NULL) {
+            (void)send(fd, reply, strlen(reply), MSG_NOSIGNAL);
+            (void)shutdown(fd, SHUT_WR);
+        }
+        if (!asks)
+            status = status_ok_2;
+        while (n > 0)
+            n = recv(fd, text, sizeof text, 0);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+/* Its status says so before it fails to make the next token. */
+static void test_status_behind_a_failed_token_shows_another_process(void **state)
+{
+    struct upstream_info info = {0};
+    struct peer peer;
+    struct world w;
+
+    (void)state;
+    peer_listen(&peer);
+    assert_int_equal(pthread_create(&peer.thread, NULL, restarted_main, &peer), 0);
+    world_open(&w, (const char *const[N]){peer.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    for (int ms = 0; ms < LONG_MS && strcmp(info.report.process, "b2") != 0; ms++) {
+        (void)poll(NULL, 0, 1);
+        fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
+    }
+    assert_int_equal(info.incarnation, 2);
+    assert_int_equal(info.n_failures, 1);
+    world_close(&w);
+    peer_stop(&peer);
+}
+
 static const char unauthorized[] =
     "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 static const char text_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
@@ -540,6 +587,7 @@ int main(void)
         cmocka_unit_test(test_generation_probe_finds_an_engine_that_generates_nothing),
         cmocka_unit_test(test_failed_token_says_nothing_while_the_engines_are_held),
         cmocka_unit_test(test_baton_without_engines_is_not_down),
+        cmocka_unit_test(test_status_behind_a_failed_token_shows_another_process),
         cmocka_unit_test(test_rejected_key_is_found_by_both_probes),
         cmocka_unit_test(test_accepted_key_restores_the_engine),
     };
