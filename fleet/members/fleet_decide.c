@@ -163,6 +163,8 @@ void fleet_decide_version_locked(struct fleet *f)
     if (f->decided && !may_be_served_locked(f)) {
         f->decided = false;
         f->label[0] = '\0';
+        for (size_t i = 0; i < f->list->n; i++) /* of which that was the last name */
+            f->list->items[i]->have.weights.earlier_name = false;
     }
     if (!f->decided)
         choose_version_locked(f);

@@ -626,6 +626,31 @@ static void test_text_of_a_missed_sleep(void **state)
     fleet_free(f);
 }
 
+/* That name was one of a version that no engine can serve any more. */
+static void test_no_name_is_given_while_the_version_is_open(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    const struct err none = {0};
+    struct err why = {0};
+
+    (void)cmocka_state;
+    fleet_set_min_ready(f, 2);
+    for (size_t i = 0; i < 2; i++)
+        report_ok(f, i, "p", "a");
+    (void)name_them(f, "b", (const bool[]){false, true});
+    assert_true(fleet_may_name(f, engine_at(f, 0), "a"));
+    assert_true(fleet_needs(f, engine_at(f, 0), NEED_NAME));
+    (void)err_set(&why, ERR_UPSTREAM, "", "it broke");
+    fleet_fence(f, engine_at(f, 1), &why);
+    report_ok(f, 0, "p", "a");
+    assert_false(fleet_needs(f, engine_at(f, 0), NEED_NAME));
+    assert_false(fleet_may_name(f, engine_at(f, 0), "a"));
+    fleet_named(f, engine_at(f, 0), "", &none); /* it was on its way */
+    report_ok(f, 0, "p", "a");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_free(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -639,6 +664,7 @@ int main(void)
         cmocka_unit_test(test_no_engine_leaves_rotation_while_all_are_put_to_sleep_or_woken),
         cmocka_unit_test(test_what_of_one_is_woken),
         cmocka_unit_test(test_text_of_a_missed_sleep),
+        cmocka_unit_test(test_no_name_is_given_while_the_version_is_open),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
