@@ -13,10 +13,13 @@ void have_init(struct engine_have *have)
                                  .caches = {.changes = 1, .due = 1}};
 }
 
+/* What is under way may still come to the next process. */
 void have_seen(struct engine_have *have, uint64_t change)
 {
-    if (have->change == change)
-        have->gate_calls.asked = have->sleep_calls.asked = false;
+    if (have->change != change)
+        return;
+    have->gate_calls.asked = have->gate_calls.n > 0;
+    have->sleep_calls.asked = have->sleep_calls.n > 0;
 }
 
 void have_told(struct engine_have *have, uint64_t change, bool asleep)
@@ -169,6 +172,19 @@ static enum gate_fact gate_answered(const struct engine_have *have, enum api_op 
     return answer == HAVE_GOOD ? GATE_PAUSED : before;
 }
 
+/* @alone  the answer is of this process, and of the only request. Else it may be the same process,
+ * which a resume that has failed left paused. */
+static void answer_gate(struct engine_have *have, enum api_op op, const struct have_before *before,
+                        enum have_answer answer, bool alone)
+{
+    if (alone)
+        have->gate = gate_answered(have, op, before->gate, answer);
+    else if (op == API_RESUME && answer != HAVE_GOOD && have->gate == GATE_UNKNOWN)
+        have->gate = GATE_NOT_RESUMED;
+    if (alone && have->gate == GATE_RUNNING && answer == HAVE_GOOD)
+        have->gate_calls.asked = false; /* a process that was started since runs too */
+}
+
 static enum sleep_fact sleep_answered(enum api_op op, enum sleep_fact before,
                                       enum have_answer answer)
 {
@@ -230,11 +246,7 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
     switch (op) {
     case API_PAUSE:
     case API_RESUME:
-        if (!end_call(have, &have->gate_calls, same))
-            break;
-        have->gate = gate_answered(have, op, before->gate, answer);
-        if (have->gate == GATE_RUNNING && answer == HAVE_GOOD)
-            have->gate_calls.asked = false; /* a process that was started since runs too */
+        answer_gate(have, op, before, answer, end_call(have, &have->gate_calls, same));
         break;
     case API_SLEEP:
     case API_WAKE:

@@ -21,7 +21,7 @@ enum gate_fact {
     GATE_UNKNOWN,
     GATE_NOT_OURS, /* this server has neither paused nor resumed it */
     GATE_RUNNING,
-    GATE_NOT_RESUMED, /* it was paused, or may have been, and its last resume failed */
+    GATE_NOT_RESUMED, /* it was paused, or may have been, and a resume failed since */
     GATE_PAUSED
 };
 

@@ -135,6 +135,37 @@ static void test_another_process_runs_if_nothing_was_sent_to_it(void **state)
     ask(API_RESUME, HAVE_GOOD); /* at whichever process, it runs */
     have_reset(&have, true);
     assert_int_equal(have.gate, GATE_RUNNING);
+    have_doubt(&have, API_PAUSE, NULL, &before);
+    have_seen(&have, have.change); /* the pause may come to the next one */
+    have_answer(&have, API_PAUSE, NULL, &before, HAVE_GOOD, true);
+    have_reset(&have, true);
+    assert_int_equal(have.gate, GATE_UNKNOWN);
+}
+
+/* It may be the same process, or have been paused at the same time. */
+static void test_a_resume_that_fails_after_all_is_not_forgotten(void **state)
+{
+    static const enum have_answer fails[] = {HAVE_REFUSED, HAVE_UNSENT, HAVE_BROKE, HAVE_LOST};
+    struct have_before pause;
+
+    (void)state;
+    for (size_t i = 0; i < 4; i++) {
+        have_init(&have);
+        ask(API_PAUSE, HAVE_GOOD);
+        have_doubt(&have, API_RESUME, NULL, &before);
+        have_reset(&have, false);
+        assert_int_equal(have.gate, GATE_UNKNOWN);
+        have_answer(&have, API_RESUME, NULL, &before, fails[i], false);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        ask(API_RESUME, HAVE_GOOD);
+        have_doubt(&have, API_PAUSE, NULL, &pause);
+        have_doubt(&have, API_RESUME, NULL, &before);
+        have_answer(&have, API_RESUME, NULL, &before, fails[i], true);
+        have_answer(&have, API_PAUSE, NULL, &pause, HAVE_GOOD, true);
+        assert_int_equal(have.gate, GATE_NOT_RESUMED);
+        ask(API_RESUME, HAVE_GOOD);
+        assert_int_equal(have.gate, GATE_RUNNING);
+    }
 }
 
 static void test_one_that_may_be_another_keeps_what_is_so_in_both(void **state)
@@ -471,6 +502,7 @@ int main(void)
         cmocka_unit_test_setup(test_two_that_overlap_leave_it_unknown, setup),
         cmocka_unit_test_setup(test_an_answer_of_the_process_before_says_nothing, setup),
         cmocka_unit_test_setup(test_another_process_runs_if_nothing_was_sent_to_it, setup),
+        cmocka_unit_test_setup(test_a_resume_that_fails_after_all_is_not_forgotten, setup),
         cmocka_unit_test_setup(test_one_that_may_be_another_keeps_what_is_so_in_both, setup),
         cmocka_unit_test_setup(test_own_update_is_closed_only_by_an_answer, setup),
         cmocka_unit_test_setup(test_a_sleep_is_known_by_its_answer, setup),
