@@ -331,12 +331,14 @@ static void remove_engine(struct engine *g)
     fleet_unref(world.fc, open);
 }
 
-static void add_engine(const struct engine *g)
+static void add_engine(struct engine *g)
 {
     char entry[64];
     struct upstream *u = NULL;
     struct err e = {0};
 
+    if (check_is_removed(g))
+        g->added_us = clock_now_us();
     (void)snprintf(entry, sizeof entry, "%s,%s", world_url(check_index_of(g)),
                    upstream_kind_name(g->kind));
     if (upstreams_add(world.upstreams, entry, &u, &e) == 0)

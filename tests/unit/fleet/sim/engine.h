@@ -69,6 +69,7 @@ struct engine {
     unsigned attempt;    /* ... of those of this server */
     unsigned stray;      /* process that got tensors before it was seen */
     bool was_removed;    /* since it was started */
+    uint64_t added_us;   /* when it was added again last */
     int left;            /* the update that was open when it was removed: it gets the rest of that,
                             also if it was added again; 0: none */
     bool unclosed;       /* an end without tensors was refused, which counts as: none is open */

@@ -24,7 +24,7 @@ struct http_call {
     uint64_t epoch;       /* of the weights, when it was sent */
     uint64_t incarnation; /* how many processes the fleet had counted then */
     bool known;           /* its process was, when it was sent */
-    bool removed;         /* its engine was, then */
+    bool removed;         /* its engine was, then or when that was decided */
     bool ends;            /* an update, with what has come */
     bool lost;            /* its answer is */
 };
@@ -334,7 +334,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
     call->known = call->engine->seen == call->engine->process &&
                   call->engine->seen_us < clock_now_us();
     call->incarnation = world_incarnation(call->engine);
-    call->removed = check_is_removed(call->engine);
+    call->removed = check_is_removed(call->engine) || call->engine->added_us == clock_now_us();
     call->epoch = fleet_weights_epoch(world.fleet);
     (void)snprintf(call->path, sizeof call->path, "%s", req->path);
     if (req->body != NULL)

@@ -511,6 +511,8 @@ const char *world_history(const struct world_cfg *cfg, enum scenario scenario)
         run_until_right(10000000, true);
     }
     world.turn = 0;
+    for (size_t i = 0; i < world.n_engines; i++)
+        world.engines[i].marked_at = 0;
     world.quiet = false;
     ask_scenario(scenario);
     run_asks();
