@@ -10,8 +10,8 @@ static struct fleet *three(void)
     return fleet_alive(3);
 }
 
-static void send(struct fleet *f, size_t i, enum api_op op, const struct api_args *args,
-                 struct have_before *before)
+static void send_op(struct fleet *f, size_t i, enum api_op op, const struct api_args *args,
+                    struct have_before *before)
 {
     fleet_doubt(f, engine_at(f, i), op, args, before);
 }
@@ -34,7 +34,7 @@ static void ask(struct fleet *f, size_t i, enum api_op op, const struct api_args
 
     if (took == NOT_ASKED)
         return;
-    send(f, i, op, args, &before);
+    send_op(f, i, op, args, &before);
     answer(f, i, op, args, &before, took);
 }
 
@@ -89,7 +89,7 @@ static void next(struct fleet *f, size_t i, const char *name, struct task *out)
     (void)snprintf(out->name, sizeof out->name, "%s", name);
     out->args = (struct api_args){.name = out->name, .number = t.number, .slot = t.slot};
     out->op = t.load != NULL ? API_LOAD_ADAPTER : API_UNLOAD_ADAPTER;
-    send(f, i, out->op, &out->args, &out->before);
+    send_op(f, i, out->op, &out->args, &out->before);
     fleet_adapter_task_fini(&t);
 }
 
@@ -187,7 +187,7 @@ static void test_a_load_beside_a_load_is_loaded_again(void **state)
         (void)load(f, "x", true, TO(TOOK, LOSES, TOOK));
         next(f, 1, "x", &ours);
         begin(f, "x");
-        send(f, 1, API_LOAD_ADAPTER, &asked, &clients);
+        send_op(f, 1, API_LOAD_ADAPTER, &asked, &clients);
         if (first)
             end_task(f, 1, &ours, TOOK);
         answer(f, 1, API_LOAD_ADAPTER, &asked, &clients, TOOK);
@@ -366,7 +366,7 @@ static bool took_files(struct fleet *f, size_t i, const struct api_args *args, c
 {
     struct have_before before;
 
-    send(f, i, API_LOAD_ADAPTER, args, &before);
+    send_op(f, i, API_LOAD_ADAPTER, args, &before);
     return fleet_answer(f, engine_at(f, i), API_LOAD_ADAPTER, args, &before, HAVE_GOOD, digest);
 }
 
