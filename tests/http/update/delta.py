@@ -3,7 +3,6 @@ after whatever is refused, those of before.
 Usage: delta.py BATON CLIENT_DIR FOLDER TESTS"""
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -16,14 +15,13 @@ BATON, CLIENT, FOLDER, TESTS = sys.argv[1:5]
 sys.path.insert(0, CLIENT)
 import baton  # noqa: E402
 import baton.host  # noqa: E402
+from delta_parts import compressed, packed, parts_of  # noqa: E402
 from fleet_world import WAIT_S, Server, until  # noqa: E402
 
 LOG = os.path.join(FOLDER, "delta.log")
 MODEL = os.path.join(TESTS, "fixtures/kjv-qwen3-1m")
 EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
 VIAS = ("body", "shm", "path")
-zstd = ctypes.CDLL("libzstd.so.1")
-zstd.ZSTD_compress.restype = ctypes.c_size_t
 n_checks = 0
 
 
@@ -55,56 +53,14 @@ def some_changed(step, seed, share=0.01):
     return out
 
 
-def compressed(data):
-    out = ctypes.create_string_buffer(len(data) + 1000)
-    n = zstd.ZSTD_compress(out, ctypes.c_size_t(len(out)), data, ctypes.c_size_t(len(data)), 1)
-    return out.raw[:n]
-
-
-def parts_of(name, shape, old, new, kind):
-    """[(name, dtype, shape, bytes)] of the change of one tensor."""
-    where = numpy.flatnonzero(old != new)
-    xor, count = (old ^ new)[where], len(where)
-    if kind == "whole":
-        return [(name, "BF16", shape, new.tobytes())]
-    if kind == "xor":
-        return [(f"{name}#xor", "U16", shape, (old ^ new).tobytes())]
-    if kind == "bitmap":
-        bits = numpy.packbits(old != new, bitorder="little")
-        return [(f"{name}#bitmap", "U8", [len(bits)], bits.tobytes()), (f"{name}#xor", "U16", [count], xor.tobytes())]
-    if kind == "index":
-        return [(f"{name}#index", "I32", [count], where.astype("<i4").tobytes()),
-                (f"{name}#value", "BF16", [count], new[where].tobytes())]
-    if kind == "range":
-        first = where[numpy.diff(where, prepend=-2) != 1]
-        last = where[numpy.diff(where, append=where[-1] + 2 if count else 0) != 1] if count else where
-        pairs = numpy.stack([first, last - first + 1], 1).astype("<u8")
-        return [(f"{name}#range", "U64", list(pairs.shape), pairs.tobytes()),
-                (f"{name}#value", "U16", [count], new[where].tobytes())]
-    gaps, values, before = [], [], 0
-    for i, x in zip(where.tolist(), xor.tolist()):
-        while i - before > 0xFFFF:
-            gaps.append(0xFFFF)
-            values.append(0)
-            before += 0x10000
-        gaps.append(i - before)
-        values.append(x)
-        before = i + 1
-    return [(f"{name}#gap", "U16", [len(gaps)], numpy.array(gaps, "<u2").tobytes()),
-            (f"{name}#xor", "U16", [len(gaps)], numpy.array(values, "<u2").tobytes())]
-
-
 def delta_of(old, new, kind="gap", zst=False, names=None):
     parts = []
     for name, (shape, before) in old.items():
         after = new[name][1]
         if names is None and (before == after).all() or names is not None and name not in names:
             continue
-        for part, dtype, dims, data in parts_of(name, shape, before, after, kind):
-            if zst and "#" in part:
-                data = compressed(data)
-                part, dtype, dims = part + ".zst", "U8", [len(data)]
-            parts.append((part, dtype, dims, data))
+        made = parts_of(name, "BF16", shape, before, after, kind, "I32")
+        parts += packed(made) if zst else made
     return parts
 
 
