@@ -6,9 +6,9 @@ import collections
 import os
 
 import numpy
+from delta_parts import KINDS, packed, parts_of
 from linear_contents import N_CONTENTS, build, parse, write
 
-KINDS = ("whole", "gap", "xor", "bitmap", "index")  # all but the first need the right bytes to build on
 WRONG = ("stale", "renamed", "bytes", "sum", "abort")
 WORDS = {"BF16": "<u2", "F16": "<u2", "F32": "<u4"}
 FILE = "application/vnd.safetensors"
@@ -29,26 +29,7 @@ def checksums(data):
     return {name: checksum(body[slice(*t["data_offsets"])]) for name, t in head.items()}
 
 
-def parts_of(name, tensor, old, new, kind):
-    """[(name, dtype, shape, array)]"""
-    unit = f"U{8 * old.itemsize}"
-    where = numpy.flatnonzero(old != new)
-    xors = (old ^ new)[where]
-    if kind == "whole":
-        return [(name, tensor["dtype"], tensor["shape"], new)]
-    if kind == "xor":
-        return [(f"{name}#xor", unit, tensor["shape"], old ^ new)]
-    if kind == "bitmap":
-        bits = numpy.packbits(old != new, bitorder="little")
-        return [(f"{name}#bitmap", "U8", [len(bits)], bits), (f"{name}#xor", unit, [len(where)], xors)]
-    if kind == "index":
-        return [(f"{name}#index", "U32", [len(where)], where.astype("<u4")), (f"{name}#value", unit, [len(where)], new[where])]
-    gaps = numpy.diff(where, prepend=-1) - 1
-    assert gaps.max() <= 0xffff
-    return [(f"{name}#gap", "U16", [len(where)], gaps.astype("<u2")), (f"{name}#xor", unit, [len(where)], xors)]
-
-
-def delta_of(old, new, kind, base, names):
+def delta_of(old, new, kind, zstd, base, names):
     """A file: what makes these tensors of content `new` of those of `old`. Both are files."""
     (head, before), (_, after) = parse(old), parse(new)
     parts, out, at = {"__metadata__": {"format": "baton-delta-1", "base_version": base}}, [], 0
@@ -56,10 +37,11 @@ def delta_of(old, new, kind, base, names):
         at_file, word = slice(*head[name]["data_offsets"]), WORDS[head[name]["dtype"]]
         words = [numpy.frombuffer(body[at_file], word) for body in (before, after)]
         how = kind if (words[0] != words[1]).any() else "whole"
-        for part, dtype, shape, array in parts_of(name, head[name], *words, how):
-            parts[part] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + array.nbytes]}
-            out.append(array.tobytes())
-            at += array.nbytes
+        made = parts_of(name, head[name]["dtype"], head[name]["shape"], *words, how)
+        for part, dtype, shape, data in packed(made) if zstd else made:
+            parts[part] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+            out.append(data)
+            at += len(data)
     return build(parts, b"".join(out))
 
 
@@ -93,14 +75,15 @@ class Push:
 
     def __init__(self, c, call, base, of, kinds=KINDS):
         self.c, self.call, self.base = c, call, base
-        self.kind = call["kind"] = c.rand.choice(kinds)
+        self.kind, self.zstd = c.rand.choice(kinds), c.rand.random() < 0.3
+        call["kind"] = self.kind
         self.old, self.new = (c.world.contents.data(k, False) for k in (of, call["content"]))
         self.members = {"weight_version": call["label"], "base_version": base.label, "delta": True}
         if base.update_id is not None and c.rand.random() < 0.5:
             self.members["base_update_id"] = base.update_id
 
     def file(self, names):
-        return delta_of(self.old, self.new, self.kind, self.base.label, names)
+        return delta_of(self.old, self.new, self.kind, self.zstd, self.base.label, names)
 
     def post(self, members, names):
         """By body or by path."""
