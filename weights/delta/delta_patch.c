@@ -3,10 +3,13 @@
 #include "base/utf8.h"
 #include "weights/delta/delta.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
 enum { POSITION_NBYTES = 4 };
 #define PATCH_NUMEL_MAX ((uint64_t)INT32_MAX + 1)
@@ -153,34 +156,58 @@ static uint32_t position_at(const char *positions, uint64_t i)
     return position;
 }
 
-static void swap_bytes(char *a, char *b, uint32_t n)
+ALWAYS_INLINE void swap_units(char *a, char *b, uint32_t unit)
 {
-    char kept[sizeof(uint64_t)];
+    uint64_t x = 0, y = 0;
 
-    memcpy(kept, a, n);
-    memmove(a, b, n);
-    memcpy(b, kept, n);
+    memcpy(&x, a, unit);
+    memcpy(&y, b, unit);
+    memcpy(a, &y, unit);
+    memcpy(b, &x, unit);
 }
 
-/* Those with the bit go behind those without; then each half by the next bit. So it goes no deeper
- * than there are bits, whatever the order was. */
-static void sort_by_bit(char *positions, char *values, uint64_t n, uint32_t unit, uint32_t bit)
+/* Those without the bit go to the front. Returns how many. Each is swapped, whether it has to be or
+ * not: a branch that nobody can predict would take longer. */
+ALWAYS_INLINE uint64_t split_units(char *positions, char *values, uint64_t n, uint32_t bit,
+                                   uint32_t unit)
+{
+    uint64_t first = 0;
+
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t in_front = (position_at(positions, i) & bit) == 0;
+
+        swap_units(positions + first * POSITION_NBYTES, positions + i * POSITION_NBYTES,
+                   POSITION_NBYTES);
+        swap_units(values + first * unit, values + i * unit, unit);
+        first += in_front;
+    }
+    return first;
+}
+
+static uint64_t split(char *positions, char *values, uint64_t n, uint32_t bit, uint32_t unit)
+{
+    switch (unit) {
+    case 1:
+        return split_units(positions, values, n, bit, 1);
+    case 2:
+        return split_units(positions, values, n, bit, 2);
+    case 4:
+        return split_units(positions, values, n, bit, 4);
+    default:
+        assert(unit == 8);
+        return split_units(positions, values, n, bit, 8);
+    }
+}
+
+/* Each half is then split by the next bit: no deeper than there are bits, whatever the order was.
+ */
+static void sort_by_bit(char *positions, char *values, uint64_t n, uint32_t bit, uint32_t unit)
 {
     while (n > 1 && bit != 0) {
-        uint64_t first = 0, end = n;
+        uint64_t first = split(positions, values, n, bit, unit);
 
-        while (first < end) {
-            if ((position_at(positions, first) & bit) == 0) {
-                first++;
-                continue;
-            }
-            end--;
-            swap_bytes(positions + first * POSITION_NBYTES, positions + end * POSITION_NBYTES,
-                       POSITION_NBYTES);
-            swap_bytes(values + first * unit, values + end * unit, unit);
-        }
         bit >>= 1;
-        sort_by_bit(positions, values, first, unit, bit);
+        sort_by_bit(positions, values, first, bit, unit);
         positions += first * POSITION_NBYTES;
         values += first * unit;
         n -= first;
@@ -189,10 +216,16 @@ static void sort_by_bit(char *positions, char *values, uint64_t n, uint32_t unit
 
 void delta_sort(void *positions, void *values, uint64_t n, uint32_t unit)
 {
+    uint32_t bit = UINT32_C(1) << 31, all = 0;
     uint64_t i = 1;
 
     while (i < n && position_at(positions, i - 1) < position_at(positions, i))
         i++;
-    if (i < n)
-        sort_by_bit(positions, values, n, unit, UINT32_C(1) << 31);
+    if (i >= n)
+        return;
+    for (i = 0; i < n; i++)
+        all |= position_at(positions, i);
+    while (bit > 1 && (all & bit) == 0)
+        bit >>= 1;
+    sort_by_bit(positions, values, n, bit, unit);
 }
