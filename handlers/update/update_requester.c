@@ -100,9 +100,14 @@ void update_note_end(struct http_request *x, const struct update_info *info, con
 void update_reply_done(void *arg, const struct update_info *info, const struct err *e)
 {
     struct update_requester a = *(struct update_requester *)arg;
-    struct err told = *e;
+    struct update_info ended;
+    struct err told = *e, ignored = {0}; /* it may have ended already */
 
     update_requester_free(arg);
+    /* What follows in an update of patches would build on what was refused. */
+    if (e->code != ERR_NONE && info->base.unchecked &&
+        updates_fail(a.app->weights->updates, info->id, e, &ended, &ignored) == 0)
+        info = &ended;
     update_note_end(a.x, info, e);
     if (e->code != ERR_NONE && a.group != 0)
         weight_transfer_tell(a.app->weights->transfer, a.group, &told);

@@ -35,7 +35,8 @@ void update_abort_generations(struct app *app);
 void update_note_end(struct http_request *x, const struct update_info *info, const struct err *e);
 
 /* update_reply_done - an update_done_fn: answers the request with the update or its error, and
- * frees `arg`, a struct update_requester. An error says also if its group was left. The reply to a
+ * frees `arg`, a struct update_requester. An error says also if its group was left, and ends an
+ * update of patches. The reply to a
  * commit also lists which adapters stay valid, and with --stage which upstreams have the version,
  * as does the error of its hand-off. */
 void update_reply_done(void *arg, const struct update_info *info, const struct err *e);
