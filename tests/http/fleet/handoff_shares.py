@@ -4,6 +4,7 @@ Usage: NCCL=LIBFAKENCCL NCCL_FOREIGN=LIBFAKENCCL_OF_TRAINERS
   handoff_shares.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK KIND [case...]
 """
 
+import array
 import base64
 import json
 import math
@@ -145,6 +146,33 @@ def broadcast(kind):
             serves(s, content(step))
 
 
+def patches(kind):
+    """A trainer of vLLM's sparse_nccl: each element in one of two requests, from the last to the first."""
+    with stage(kind) as s, Trainer(os.environ["NCCL_FOREIGN"], FOREIGN) as trainer:
+        s.push("00100", "a")
+        unique_id = trainer.ask("mint")
+        trainer.begin("join", unique_id, 1 + N_RANKS, True)
+        s.server.post("/init_weight_transfer_engine", {"init_info": {
+            "world_size": 1 + N_RANKS, "rank_offset": 1, "nccl_unique_id_b64": base64.b64encode(unique_id).decode()}})
+        trainer.result()
+        s.server.post("/start_weight_update")
+        tensors, data = split("01500")
+        for some in tensors[::2], tensors[1::2]:
+            blobs, counts = [], [math.prod(t["shape"]) for _, t in some]
+            for (_, t), n in zip(some, counts):
+                blobs += [array.array("i", range(n - 1, -1, -1)).tobytes(),
+                          array.array("H", data[slice(*t["data_offsets"])])[::-1].tobytes()]
+            trainer.begin("send", blobs)
+            s.server.post("/update_weights", {"update_info": {
+                "names": [name for name, _ in some], "dtype_names": [TORCH[t["dtype"]] for _, t in some],
+                "shapes": [t["shape"] for _, t in some], "num_updates_list": counts}})
+            trainer.result()
+            serves(s, content("00100"))
+        assert s.server.post("/finish_weight_update", {"weight_version": "b"})["base"] == "unchecked"
+        serves(s, content("01500"))
+        owners(s)
+
+
 def checked(kind):
     """--check says what both placements need; what cannot work is refused by name."""
     def check(*options):
@@ -167,7 +195,7 @@ def checked(kind):
     assert few.returncode == 2 and "replicated, sharded" in few.stderr, few
 
 
-CASES = {f.__name__: f for f in (updates, broadcast, checked)}
+CASES = {f.__name__: f for f in (updates, broadcast, patches, checked)}
 
 
 if __name__ == "__main__":  # only the hand-off differs with the kind of engine
