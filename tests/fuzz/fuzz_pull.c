@@ -1,10 +1,14 @@
 /* Directories of deltas from a stranger: slime's index and SkyRL's manifest, each with one payload
  * file. The input is the index, and after the first NUL byte the head (JSON) of the file, after the
  * second its bytes. A refusal explains itself and names the version; what is accepted changes
- * tensors of the model only, each once, in the model's order. */
+ * tensors of the model only, each once, in the model's order. Then they are made of a served
+ * version, which stays as it is. */
 #include "tests/fuzz/fuzz.h"
 
+#include "base/clock.h"
+#include "memory/slab.h"
 #include "weights/delta/pull.h"
+#include "weights/store/store.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,6 +26,8 @@ static const char *const indexes[PULL_FORM_COUNT] = {
 static const enum err_code codes[] = {ERR_NOT_FOUND,  ERR_PRECONDITION, ERR_BAD_REQUEST,
                                       ERR_MISMATCH,   ERR_INCOMPLETE,   ERR_TOO_LARGE,
                                       ERR_UNREADABLE, ERR_FORBIDDEN,    ERR_NONE};
+static const enum err_code fill_codes[] = {ERR_CHECKSUM, ERR_BAD_REQUEST, ERR_NO_STAGING, ERR_NONE};
+static const char base_bytes[] = "abcdefghijk";
 
 /* In memory if it can be: a disk would take most of the time. */
 static const char *directory(void)
@@ -123,9 +129,9 @@ static void put_payload(const struct piece *pieces, int n)
 }
 
 /* "x" of 8 bytes, "y" of 3, "tied" to x, "gone". */
-static struct model_spec *spec(void)
+static struct model_spec *spec_new(void)
 {
-    static struct model_spec *m;
+    struct model_spec *m;
     static const char *const x[] = {"x", NULL};
     const struct alias_spec aliases[] = {{.name = "tied", .kind = ALIAS_TIED, .targets = x},
                                          {.name = "gone", .kind = ALIAS_IGNORED}};
@@ -134,8 +140,6 @@ static struct model_spec *spec(void)
     const uint64_t two[] = {2}, three[] = {3};
     struct err e = {0};
 
-    if (m != NULL)
-        return m;
     CHECK(tensor_list_builder_new(&b, &e) == 0 &&
           tensor_list_builder_add(b, "x", DTYPE_F32, two, 1, UINT64_MAX, &e) == 0 &&
           tensor_list_builder_add(b, "y", DTYPE_U8, three, 1, UINT64_MAX, &e) == 0 &&
@@ -144,9 +148,38 @@ static struct model_spec *spec(void)
     return m;
 }
 
-static void free_spec(void)
+/* Serves "abcdefgh" as x, "ijk" as y. */
+static struct store *store(void)
 {
-    model_spec_free(spec());
+    static struct store *s;
+    struct store_cfg cfg = {.n_versions_max = 2, .nbytes_max = 64 << 20};
+    struct staging_cfg whole = {0};
+    struct store_stats stats;
+    struct staging *g;
+    struct slab *slab;
+    struct err e = {0};
+
+    if (s != NULL)
+        return s;
+    cfg.model_spec = spec_new();
+    CHECK(store_new(&s, &cfg, &e) == 0 && store_stage(s, &whole, 0, NULL, &g, &e) == 0 &&
+          staging_slab(g, sizeof base_bytes, &slab, &e) == 0);
+    memcpy(slab->base, base_bytes, sizeof base_bytes);
+    CHECK(staging_view(g, 0, 0, slab, slab->addr, &e) == 0 &&
+          staging_view(g, 0, 1, slab, slab->addr + 8, &e) == 0 &&
+          store_commit(s, g, "base", &stats, &e) == 0 && stats.serial == 1);
+    slab_unref(slab);
+    return s;
+}
+
+static const struct model_spec *spec(void)
+{
+    return store_model_spec(store());
+}
+
+static void free_store(void)
+{
+    store_free(store());
 }
 
 static void check_accepted(const struct pull *p)
@@ -165,6 +198,36 @@ static void check_accepted(const struct pull *p)
     CHECK(!pull_is_whole(p) || (list != NULL && list->n_tensors == all->n_tensors));
 }
 
+/* @p  is consumed */
+static void make_tensors(struct pull *p)
+{
+    struct tensor_list *list = pull_tensors(p);
+    struct progress progress = {.deadline_us = CLOCK_NEVER};
+    const struct version *v;
+    struct source *source;
+    struct err e = {0};
+    char *bytes;
+
+    if (list == NULL) {
+        pull_close(p);
+        return;
+    }
+    list = tensor_list_ref(list);
+    bytes = malloc(list->nbytes); /* exactly: a write beyond it is seen */
+    CHECK(bytes != NULL && pull_source(&source, p, store(), 1, &e) == 0);
+    if (source->ops->fill(source, list, 0, list->n_tensors, bytes, &progress, &e) != 0)
+        check_refusal(&e, fill_codes, "");
+    else
+        CHECK(atomic_load(&progress.nbytes_done) == list->nbytes);
+    source->ops->close(source);
+    CHECK(store_pin(store(), &v, &e) == 0);
+    CHECK(memcmp(v->views[0].data, base_bytes, 8) == 0 &&
+          memcmp(v->views[1].data, &base_bytes[8], 3) == 0);
+    store_unpin(store(), v);
+    tensor_list_unref(list);
+    free(bytes);
+}
+
 static void open_version(enum pull_form form)
 {
     struct pull_cfg cfg = {.form = form,
@@ -178,7 +241,7 @@ static void open_version(enum pull_form form)
 
     if (pull_open(&p, &cfg, &e) == 0) {
         check_accepted(p);
-        pull_close(p);
+        make_tensors(p);
         return;
     }
     check_refusal(&e, codes, "");
@@ -195,7 +258,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     if (index < 0) {
         make_directories();
         index = make_file(indexes);
-        CHECK(atexit(free_spec) == 0 && atexit(remove_all) == 0);
+        CHECK(atexit(free_store) == 0 && atexit(remove_all) == 0);
     }
     write_file(index, &text, 1);
     if (head != NULL) {
