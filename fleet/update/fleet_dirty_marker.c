@@ -74,10 +74,22 @@ static bool can_be_restored(const char *label)
     return !fleet_is_dirty_marker(label) && strlen(label) < API_VERSION_MAX;
 }
 
-static void on_old_label(struct fleet_part *p, struct fleet_result *result, void *arg)
+static void refuse_base(const struct fleet_part *p, struct err *e)
 {
-    (void)arg;
+    (void)err_set(e, ERR_UNSYNCED, "",
+                  "%.200s: it does not serve the fleet's version any more, and a partial update "
+                  "cannot bring it there; send a whole one",
+                  upstream_name(p->upstream));
+}
+
+/* @base  the fleet's version, which a partial update builds on; NULL: of a whole one */
+static void on_old_label(struct fleet_part *p, struct fleet_result *result, void *base)
+{
     read_label(p, result);
+    if (base != NULL && p->label[0] != '\0' && strcmp(p->label, base) != 0) {
+        result->outcome = FLEET_UNSENT;
+        refuse_base(p, &result->why);
+    }
     if (can_be_restored(p->old_label))
         memcpy(p->old_label, p->label, sizeof p->old_label);
     part_drop_failed(p, result);
@@ -92,14 +104,40 @@ static void on_other_label(struct fleet_part *p, struct fleet_result *result, vo
     part_drop_failed(p, result);
 }
 
+int fleet_drop_without_base(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    size_t n = 0;
+
+    if (!s->partial)
+        return 0;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+        struct upstream_info info;
+        struct err why = {0};
+
+        fleet_info(fleet_of(fc), p->upstream, &info);
+        if (!needs_marker(p, NULL) || !part_is_unchanged(p) || (info.synced && !info.fenced))
+            continue;
+        refuse_base(p, &why);
+        part_drop(p, FLEET_UNSENT, 0, &why);
+        n++;
+    }
+    mtx_unlock(&fc->lock);
+    return n > 0 ? fleet_require_quorum(fc, s, e) : 0;
+}
+
 int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
+    struct fleet_stats now;
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = needs_marker,
                              .on_result = on_old_label,
+                             .arg = s->partial ? now.label : NULL,
                              .before_bytes = true};
 
+    fleet_stats(fleet_of(fc), &now);
     return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
 

@@ -104,9 +104,15 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s);
  * No lock held. */
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
 
+/* fleet_drop_without_base - of a partial update: drop the engines that have lost the fleet's
+ * version since it started, as they were restarted: it brings only a part of the next one. Before
+ * the first byte. No lock held. Errors: too few engines are left. */
+int fleet_drop_without_base(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+
 /* fleet_read_old_labels - read the version of each engine that overwrites its weights and has no
  * marker yet, right before it is paused. An engine on which that fails is dropped.
- * fleet_set_dirty_markers - once they are paused, replace it by the dirty marker:
+ * One that reports another version than the fleet's has no part in a partial update, and is
+ * dropped. fleet_set_dirty_markers - once they are paused, replace it by the dirty marker:
  * FLEET_DIRTY_MARKER and the update's id. An engine on which that fails is dropped; one whose
  * answer was lost is torn. One that reported no version can have no marker.
  * The caller owns the operation lock. Blocks: up to the time of a step. Errors: fleet_request's. */

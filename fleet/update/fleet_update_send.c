@@ -102,7 +102,8 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     if (!s->repair) /* its engines get no requests, and the others go on */
         fleet_set_updating(fleet_of(fc), true);
     expect_tensors(fc, s);
-    if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, e) == 0) {
+    if (fleet_drop_without_base(fc, s, e) == 0 && fleet_wake_parts(fc, s, e) == 0 &&
+        pause_parts(fc, s, tensors, e) == 0) {
         fleet_drain_note_overwrites(fc, s);
         if (check_not_cut(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0 &&
             check_not_cut(fc, s, e) == 0)

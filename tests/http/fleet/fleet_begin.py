@@ -113,6 +113,28 @@ def failed(f):
             serves_now(f, f.label)
 
 
+def partial(f):
+    """A part is for the version that it was made from: an engine that loses that after the start gets none of it."""
+    n, bad = len(f.doubles), 1
+    d, one = f.doubles[bad], {m: column[:1] for m, column in BROADCAST.items() if m != "transport"}
+    for restarts in True, False:
+        f.update_all()
+        label = next(LABELS)
+        mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label, "partial": True})["update_id"]}
+        if restarts:
+            reboot(d, 200)
+            f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
+            f.init()
+        else:
+            d.post("/update_weight_version", {"new_version": "other", "abort_all_requests": False})
+        f.clean()
+        for said in (f.front.post("/v1/update_weights", dict(one, transport="nccl", **mine)), f.front.post("/v1/update_weights/finish", mine)):
+            assert ok_of(said) == [i != bad for i in range(n)] and "a partial update cannot bring it there" in said["upstreams"][bad]["error"], said
+        assert d.journal("update") == d.journal("mark") == [] and f.versions() == [d.state()["version"] if i == bad else label for i in range(n)]
+        f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
+    f.update_all()
+
+
 def begun_by_another(f):
     """An engine in rotation that another client updates is not touched."""
     n, bad = len(f.doubles), 1
@@ -181,7 +203,7 @@ def main():
     with Fleet(*["sglang"] * 3, min_ready=2) as f:
         f.update_all()
         group(f)
-        for p in (arguments, trainer, drafts, files, failed, begun_by_another, aborted):
+        for p in (arguments, trainer, drafts, files, failed, partial, begun_by_another, aborted):
             told(p.__name__, p, f)
 
 

@@ -17,7 +17,8 @@ enum {
     LEASE_S = 40,
     ASK_US = 400000000, /* the longest: a sleep, behind another operation */
     LATER_US = 4000000,
-    RECOVER_N = 30
+    RECOVER_N = 30,
+    PARTS_EVERY = 3 /* seeds */
 };
 
 struct order {
@@ -131,11 +132,11 @@ static int send_chunk(struct fleet_session *s, int target, unsigned chunk)
     return rc;
 }
 
-static struct fleet_session *start_update(int target)
+static struct fleet_session *start_update(int target, bool partial)
 {
     char label[16];
     fleet_results_auto replies = {0};
-    struct fleet_update_request req = {.label = label, .lease_s = LEASE_S};
+    struct fleet_update_request req = {.label = label, .partial = partial, .lease_s = LEASE_S};
     struct fleet_session *s = NULL;
     struct err e = {0};
     struct ask *a = ask_begin("a start", ASK_US);
@@ -144,6 +145,10 @@ static struct fleet_session *start_update(int target)
     if (fleet_start_update(world.fc, &req, &s, &replies, &e) != 0) {
         s = NULL;
         world_trace("start of v%d: %s", target, e.msg);
+    } else if (partial) {
+        world.parts[target].is_part = true;
+        world.parts[target].base = world_version();
+        world_trace("v%d is a part, on v%d", target, world.parts[target].base);
     }
     ask_end(a);
     return s;
@@ -173,7 +178,7 @@ static int finish_update(struct fleet_session *s)
     return rc;
 }
 
-static void run_update(struct order *o)
+static void push(const struct order *o, bool partial)
 {
     struct fleet_session *s;
     int rc = 0, target;
@@ -181,9 +186,11 @@ static void run_update(struct order *o)
     if (world.target + 1 == TARGETS_MAX)
         return;
     target = ++world.target;
-    s = start_update(target);
+    s = start_update(target, partial);
     if (s == NULL)
         return;
+    if (world.parts[target].is_part)
+        sched_sleep(3 * LATER_US); /* engines may be replaced meanwhile */
     for (int k = 0; rc == 0 && k < o->argument && !world.silent; k++) {
         rc = send_chunk(s, target, (unsigned)k);
         if (rc != 0 && sched_chance(world.cfg.seed == 0 ? 0 : 50) && !world.silent)
@@ -196,6 +203,14 @@ static void run_update(struct order *o)
     while (fleet_update_is_open(world.fc, s)) /* until its lease has ended */
         sched_sleep(1000000);
     fleet_unref(world.fc, s);
+}
+
+static void run_update(struct order *o)
+{
+    push(o, false);
+    if (!world.quiet && !world.silent && world.cfg.seed % PARTS_EVERY == 2 &&
+        world.target + TARGETS_KEPT < TARGETS_MAX)
+        push(o, true);
 }
 
 void ask_update(unsigned n_chunks)
@@ -219,7 +234,7 @@ static void run_second_update(struct order *o)
     (void)o;
     if (world.target + TARGETS_KEPT >= TARGETS_MAX)
         return;
-    s = start_update(++world.target);
+    s = start_update(++world.target, false);
     if (s != NULL)
         abort_update(s, false);
     fleet_unref(world.fc, s);

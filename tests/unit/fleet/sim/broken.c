@@ -31,6 +31,8 @@ __typeof__(fleet_result_may_have_run) __wrap_fleet_result_may_have_run,
 __typeof__(fleet_check_dirty_markers) __wrap_fleet_check_dirty_markers,
     __real_fleet_check_dirty_markers;
 __typeof__(fleet_drop_restarted) __wrap_fleet_drop_restarted, __real_fleet_drop_restarted;
+__typeof__(fleet_drop_without_base) __wrap_fleet_drop_without_base, __real_fleet_drop_without_base;
+__typeof__(fleet_read_old_labels) __wrap_fleet_read_old_labels, __real_fleet_read_old_labels;
 __typeof__(fleet_set_new_labels) __wrap_fleet_set_new_labels, __real_fleet_set_new_labels;
 __typeof__(fleet_abort_with_lock) __wrap_fleet_abort_with_lock, __real_fleet_abort_with_lock;
 __typeof__(fleet_need_tried) __wrap_fleet_need_tried, __real_fleet_need_tried;
@@ -159,6 +161,22 @@ int __wrap_fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_sess
 int __wrap_fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     return broken == BROKEN_PROCESS ? 0 : __real_fleet_drop_restarted(fc, s, e);
+}
+
+int __wrap_fleet_drop_without_base(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    return broken == BROKEN_BASE ? 0 : __real_fleet_drop_without_base(fc, s, e);
+}
+
+int __wrap_fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    bool partial = s->partial;
+    int rc;
+
+    s->partial = partial && broken != BROKEN_BASE;
+    rc = __real_fleet_read_old_labels(fc, s, e);
+    s->partial = partial;
+    return rc;
 }
 
 void __wrap_fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, bool resumed,

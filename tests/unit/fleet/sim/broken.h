@@ -24,6 +24,7 @@ enum broken {
     BROKEN_LABEL,   /* the new name is not set where the end of an update takes none */
     BROKEN_SERIAL,  /* an abort sets the fleet's version back */
     BROKEN_DUE,     /* what failed is never tried again */
+    BROKEN_BASE,    /* an engine that has lost the version gets a part of the next one */
     /* What rotation does not ask for: */
     BROKEN_OUT_DOWN,
     BROKEN_OUT_SLEEP,

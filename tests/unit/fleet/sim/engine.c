@@ -44,11 +44,18 @@ bool engine_runs(const struct engine *g)
     return g->up && !g->paused && !is_asleep(g);
 }
 
-static bool is_whole(const struct engine *g)
+static bool has_all(const struct engine *g)
 {
     unsigned accepted = check_accepted(g->target);
 
     return accepted != 0 && (g->chunks & accepted) == accepted;
+}
+
+/* A part is no version but on the one that it was made for. */
+static bool is_whole(const struct engine *g)
+{
+    return has_all(g) &&
+           (!world.parts[g->target].is_part || g->weights == world.parts[g->target].base);
 }
 
 int engine_version(const struct engine *g)
@@ -226,7 +233,7 @@ void engine_take(struct engine *g, int target, unsigned attempt, unsigned chunk)
         check_repeat(g, target, chunk);
     g->last_sent |= 1u << chunk;
     if (g->target != target && g->chunks != 0 && engine_overwrites(g))
-        g->weights = TORN; /* half of one update below another, until that is whole */
+        g->weights = engine_version(g); /* half of one update below another, until that is whole */
     if (g->target != target)
         g->chunks = 0;
     g->target = target;
@@ -305,7 +312,7 @@ static void finish_baton(struct engine *g, const json_t *body, struct reply *r)
             lose(r);
         return;
     }
-    if (g->chunks == 0 || !is_whole(g)) {
+    if (g->chunks == 0 || !has_all(g)) {
         refuse(r, 422);
         return;
     }
@@ -340,7 +347,7 @@ static void verify_or_abort(struct engine *g, enum api_op op, const json_t *body
 {
     if (!g->open || strcmp(text_of(body, "update_id"), g->own_id) != 0) {
         lose(r);
-    } else if (op == API_VERIFY_UPDATE && !is_whole(g)) {
+    } else if (op == API_VERIFY_UPDATE && !has_all(g)) {
         refuse(r, 422);
     } else if (op == API_VERIFY_UPDATE) {
         done(g, r, "verified");

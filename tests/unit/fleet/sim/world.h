@@ -122,6 +122,10 @@ extern struct world {
 
     int target; /* the last update that a trainer began */
     unsigned accepted[TARGETS_MAX], sent[TARGETS_MAX][CHUNKS];
+    struct {
+        bool is_part;
+        int base; /* the version that it is a part of */
+    } parts[TARGETS_MAX];
     unsigned got[TARGETS_MAX];        /* a bit for each engine that got all of it, once */
     uint64_t first_byte[TARGETS_MAX]; /* turn */
     int newest;                       /* version that clients have seen */
