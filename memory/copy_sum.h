@@ -34,7 +34,8 @@ static inline uint64_t copy_sum_tiles(uint64_t dst, uint64_t nbytes)
     return nbytes == 0 ? 0 : (dst % COPY_SUM_ALIGN + nbytes - 1) / COPY_SUM_TILE_NBYTES + 1;
 }
 
-/* The image for cuModuleLoadData; empty if no kernel was compiled (memory/copy_sum_image.c). */
+/* The image of all kernels (memory/kernels.cu) for cuModuleLoadData; empty if none was compiled
+ * (memory/copy_sum_image.c). */
 #ifndef __CUDACC__
 extern const unsigned char copy_sum_image[];
 extern const size_t copy_sum_image_nbytes;

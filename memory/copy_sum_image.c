@@ -1,5 +1,5 @@
-/* The compiled kernel, as bytes of this binary, so that it is one file and needs no CUDA to start.
- * Without nvcc there are none, and sums are made on the host. */
+/* The compiled kernels, as bytes of this binary, so that it is one file and needs no CUDA to start.
+ * Without nvcc there are none, and the host does their work. */
 #include "memory/copy_sum.h"
 
 #ifdef BATON_COPY_SUM_FATBIN

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "memory/copy_sum.h"
+#include "memory/scatter.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -70,6 +71,12 @@ const struct cu_api *device_api(const struct device *d)
 
 static int load_kernels(struct device *d, struct err *e)
 {
+    static const char *const names[KERNEL_COUNT] = {
+        [KERNEL_COPY_SUM] = COPY_SUM_KERNEL,
+        [KERNEL_SCATTER_SUM] = SCATTER_SUM_KERNEL,
+        [KERNEL_SCATTER_SCAN] = SCATTER_SCAN_KERNEL,
+        [KERNEL_SCATTER_APPLY] = SCATTER_APPLY_KERNEL,
+    };
     const struct cu_api *cu = d->cu;
     CUmodule module;
 
@@ -79,14 +86,14 @@ static int load_kernels(struct device *d, struct err *e)
         return err_set(e, ERR_CUDA, "", "the driver library has no calls to run kernels");
     if (cu_try(cu, cu->module_load_data(&module, copy_sum_image), "cuModuleLoadData", e) != 0)
         return -1;
-    if (cu_try(cu, cu->module_get_function(&d->kernel, module, COPY_SUM_KERNEL),
-               "cuModuleGetFunction", e) != 0)
-        goto err_unload;
+    for (int i = 0; i < KERNEL_COUNT; i++)
+        if (cu_try(cu, cu->module_get_function(&d->kernels[i], module, names[i]),
+                   "cuModuleGetFunction", e) != 0)
+            goto err_unload;
     d->module = module;
     return 0;
 
 err_unload:
-    d->kernel = NULL;
     device_released(d, cu->module_unload(module), "cuModuleUnload");
     return -1;
 }
@@ -193,7 +200,7 @@ const char *device_name(const struct device *d)
 
 bool device_has_kernels(const struct device *d)
 {
-    return d->kernel != NULL;
+    return d->module != NULL;
 }
 
 int device_room(struct device *d, uint64_t *nbytes_free, uint64_t *nbytes_total, struct err *e)

@@ -13,6 +13,7 @@
 #include "driver/cuda_info.h"
 #include "memory/checksum.h"
 #include "memory/dtype.h"
+#include "memory/scatter.h"
 #include "memory/slab.h"
 
 #include <stdbool.h>
@@ -39,7 +40,8 @@ void device_free(struct device *d);
 const struct cuda_device *device_about(const struct device *d);
 const char *device_name(const struct device *d); /* "cuda:0" */
 
-/* device_has_kernels - are checksums computed on the GPU, while copying? Otherwise on the host. */
+/* device_has_kernels - are checksums computed on the GPU, while copying, and few elements changed
+ * there? Otherwise on the host. */
 bool device_has_kernels(const struct device *d);
 
 /* device_room - free and total bytes of the GPU, now. Errors: ERR_CUDA. */
@@ -130,6 +132,16 @@ int device_batch_new(struct device *d, struct device_batch **out, struct err *e)
  * Errors: ERR_CUDA, ERR_NO_MEMORY. Earlier work stays queued, and some of this call's may be. */
 int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
                       struct device_made *made, struct err *e);
+
+/* device_batch_scatter - queue changes of few units of each piece, behind everything queued before.
+ * Only if device_has_kernels.
+ * @pieces  [n], borrowed during the call, which numbers their tiles
+ * @made    [n], as in device_batch_copy; `suspect`: the piece's positions are beyond its units, not
+ *          ascending, or have not as many values. Its units then mean nothing. `sum` means nothing
+ * No piece may write what another of the same call reads or writes.
+ * Errors: ERR_CUDA, ERR_NO_MEMORY. Earlier work stays queued, and some of this call's may be. */
+int device_batch_scatter(struct device_batch *b, struct scatter_piece *pieces, uint32_t n,
+                         struct device_made *made, struct err *e);
 
 /* Queue a copy between this GPU and host memory, behind everything queued before. The call blocks
  * if the host memory is not page-locked. */

@@ -273,14 +273,31 @@ static int queue_dma(struct device_batch *b, const struct device_piece *pieces, 
     return 0;
 }
 
-/* What one launch needs besides the bytes: pieces, the piece of each tile, what is made of each; in
- * this order. */
+/* What the kernels need besides the bytes: pieces, the piece of each tile, what is made of each,
+ * and a sum for each tile; in this order. The sums stay on the GPU. */
 struct table {
     uint64_t n_tiles;
-    uint64_t tiles_at, made_at, nbytes; /* offsets */
+    uint64_t tiles_at, made_at, sums_at, nbytes; /* offsets */
     char *host;
     uint64_t dev;
 };
+
+static int table_add_tiles(struct table *t, uint64_t n_tiles, struct err *e)
+{
+    t->n_tiles += n_tiles;
+    if (t->n_tiles <= INT32_MAX)
+        return 0;
+    return err_set(e, ERR_NO_MEMORY, "", "a launch of more than %d blocks", INT32_MAX);
+}
+
+/* Once its tiles are counted. @sums  does it have any? */
+static void table_arrange(struct table *t, uint64_t nbytes_rows, uint64_t n_made, bool sums)
+{
+    t->tiles_at = nbytes_rows;
+    t->made_at = (t->tiles_at + t->n_tiles * sizeof(uint32_t) + 15) / 16 * 16;
+    t->sums_at = t->made_at + n_made * sizeof(struct copy_sum_made);
+    t->nbytes = t->sums_at + (sums ? t->n_tiles * sizeof(uint64_t) : 0);
+}
 
 static uint64_t tiles_of(const struct device_piece *p, bool summed)
 {
@@ -293,14 +310,10 @@ static int table_measure(struct table *t, const struct device_piece *pieces, uin
     *t = (struct table){0};
     for (uint32_t i = 0; i < n; i++) {
         assert(pieces[i].nbytes <= INT64_MAX);
-        t->n_tiles += tiles_of(&pieces[i], summed);
-        if (t->n_tiles > INT32_MAX)
-            return err_set(e, ERR_NO_MEMORY, "", "a copy of more than %llu bytes at once",
-                           (unsigned long long)INT32_MAX * COPY_SUM_TILE_NBYTES);
+        if (table_add_tiles(t, tiles_of(&pieces[i], summed), e) != 0)
+            return -1;
     }
-    t->tiles_at = n * sizeof(struct copy_sum_piece);
-    t->made_at = (t->tiles_at + t->n_tiles * sizeof(uint32_t) + 15) / 16 * 16;
-    t->nbytes = t->made_at + (summed ? n * sizeof(struct copy_sum_made) : 0);
+    table_arrange(t, n * sizeof(struct copy_sum_piece), summed ? n : 0, false);
     return 0;
 }
 
@@ -366,25 +379,48 @@ static void table_fill(const struct table *t, const struct device_piece *pieces,
     }
 }
 
-static int queue_launch(struct device_batch *b, const struct table *t, struct err *e)
+static int table_upload(struct device_batch *b, const struct table *t, struct err *e)
 {
     const struct cu_api *cu = b->device->cu;
+
+    return cu_try(cu, cu->memcpy_htod_async(t->dev, t->host, t->sums_at, b->stream),
+                  "cuMemcpyHtoDAsync", e);
+}
+
+static int launch(struct device_batch *b, enum device_kernel kernel, uint64_t n_blocks,
+                  unsigned n_threads, void **params, struct err *e)
+{
+    const struct cu_api *cu = b->device->cu;
+
+    return cu_try(cu,
+                  cu->launch_kernel(b->device->kernels[kernel], (unsigned)n_blocks, 1, 1, n_threads,
+                                    1, 1, 0, b->stream, params, NULL),
+                  "cuLaunchKernel", e);
+}
+
+/* What was made of the pieces, if there is something. */
+static int table_download(struct device_batch *b, const struct table *t, struct err *e)
+{
+    const struct cu_api *cu = b->device->cu;
+
+    if (t->made_at == t->sums_at)
+        return 0;
+    return cu_try(cu,
+                  cu->memcpy_dtoh_async(t->host + t->made_at, t->dev + t->made_at,
+                                        t->sums_at - t->made_at, b->stream),
+                  "cuMemcpyDtoHAsync", e);
+}
+
+static int queue_launch(struct device_batch *b, const struct table *t, struct err *e)
+{
     CUdeviceptr pieces = t->dev, tile_piece = t->dev + t->tiles_at;
-    CUdeviceptr made = t->nbytes > t->made_at ? t->dev + t->made_at : 0;
+    CUdeviceptr made = t->sums_at > t->made_at ? t->dev + t->made_at : 0;
     void *params[] = {&pieces, &tile_piece, &made};
 
-    if (cu_try(cu, cu->memcpy_htod_async(t->dev, t->host, t->nbytes, b->stream),
-               "cuMemcpyHtoDAsync", e) != 0 ||
-        cu_try(cu,
-               cu->launch_kernel(b->device->kernel, (unsigned)t->n_tiles, 1, 1, COPY_SUM_THREADS, 1,
-                                 1, 0, b->stream, params, NULL),
-               "cuLaunchKernel", e) != 0)
+    if (table_upload(b, t, e) != 0 ||
+        launch(b, KERNEL_COPY_SUM, t->n_tiles, COPY_SUM_THREADS, params, e) != 0)
         return -1;
-    if (made == 0)
-        return 0;
-    return cu_try(
-        cu, cu->memcpy_dtoh_async(t->host + t->made_at, made, t->nbytes - t->made_at, b->stream),
-        "cuMemcpyDtoHAsync", e);
+    return table_download(b, t, e);
 }
 
 /* @o  NULL, or the pending result */
@@ -401,11 +437,17 @@ static int queue_kernel(struct device_batch *b, const struct device_piece *piece
     return t.n_tiles == 0 ? 0 : queue_launch(b, &t, e);
 }
 
+static void batch_owe(struct device_batch *b, struct owed *o)
+{
+    *b->owed_tail = o;
+    b->owed_tail = &o->next;
+}
+
 int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
                       struct device_made *made, struct err *e)
 {
     struct device *d = b->device;
-    bool kernel = d->kernel != NULL && (made != NULL || n > DMA_PIECES_MAX);
+    bool kernel = device_has_kernels(d) && (made != NULL || n > DMA_PIECES_MAX);
     struct owed *o = NULL;
     int rc;
 
@@ -422,10 +464,95 @@ int device_batch_copy(struct device_batch *b, const struct device_piece *pieces,
     device_leave(d);
     if (rc != 0)
         goto err_owed;
-    if (o != NULL) {
-        *b->owed_tail = o;
-        b->owed_tail = &o->next;
+    if (o != NULL)
+        batch_owe(b, o);
+    return 0;
+
+err_owed:
+    free(o);
+    return -1;
+}
+
+static int scatter_measure(struct table *t, struct scatter_piece *pieces, uint32_t n, bool *sums,
+                           struct err *e)
+{
+    *t = (struct table){0};
+    *sums = false;
+    for (uint32_t i = 0; i < n; i++) {
+        struct scatter_piece *p = &pieces[i];
+        uint64_t entries = scatter_entries(p);
+        uint64_t n_tiles = entries / SCATTER_TILE + (entries % SCATTER_TILE != 0);
+
+        assert(p->dst % p->unit == 0);
+        p->first_tile = (uint32_t)t->n_tiles;
+        p->n_tiles = (uint32_t)n_tiles;
+        *sums = *sums || p->kind == SCATTER_GAP || p->kind == SCATTER_BITMAP;
+        if (table_add_tiles(t, n_tiles, e) != 0)
+            return -1;
     }
+    table_arrange(t, n * sizeof *pieces, n, *sums);
+    return 0;
+}
+
+static void scatter_fill(const struct table *t, const struct scatter_piece *pieces, uint32_t n)
+{
+    uint32_t *tile_piece = (uint32_t *)(void *)(t->host + t->tiles_at);
+
+    memcpy(t->host, pieces, n * sizeof *pieces);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < pieces[i].n_tiles; k++)
+            tile_piece[pieces[i].first_tile + k] = i;
+    memset(t->host + t->made_at, 0, t->sums_at - t->made_at);
+}
+
+static int queue_scatter(struct device_batch *b, struct scatter_piece *pieces, uint32_t n,
+                         struct owed *o, struct err *e)
+{
+    CUdeviceptr rows, tile_piece, sums, made;
+    void *of_tiles[] = {&rows, &tile_piece, &sums, &made}, *of_pieces[] = {&rows, &sums, &made};
+    bool summed;
+    struct table t;
+
+    if (scatter_measure(&t, pieces, n, &summed, e) != 0 || table_place(&t, b, e) != 0)
+        return -1;
+    scatter_fill(&t, pieces, n);
+    o->made = (const struct copy_sum_made *)(const void *)(t.host + t.made_at);
+    rows = t.dev;
+    tile_piece = t.dev + t.tiles_at;
+    made = t.dev + t.made_at;
+    sums = t.dev + t.sums_at;
+    if (t.n_tiles == 0)
+        return 0;
+    if (table_upload(b, &t, e) != 0 ||
+        (summed && (launch(b, KERNEL_SCATTER_SUM, t.n_tiles, SCATTER_THREADS, of_tiles, e) != 0 ||
+                    launch(b, KERNEL_SCATTER_SCAN, n, SCATTER_THREADS, of_pieces, e) != 0)) ||
+        launch(b, KERNEL_SCATTER_APPLY, t.n_tiles, SCATTER_THREADS, of_tiles, e) != 0)
+        return -1;
+    return table_download(b, &t, e);
+}
+
+int device_batch_scatter(struct device_batch *b, struct scatter_piece *pieces, uint32_t n,
+                         struct device_made *made, struct err *e)
+{
+    struct owed *o;
+    int rc;
+
+    assert(device_has_kernels(b->device));
+    if (n == 0)
+        return 0;
+    o = owed_new(NULL, n, made, false);
+    if (o == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to change %u tensors", n);
+    if (device_enter(b->device, e) != 0)
+        goto err_owed;
+    batch_begin(b);
+    rc = queue_scatter(b, pieces, n, o, e);
+    if (rc == 0)
+        rc = batch_mark(b, e);
+    device_leave(b->device);
+    if (rc != 0)
+        goto err_owed;
+    batch_owe(b, o);
     return 0;
 
 err_owed:

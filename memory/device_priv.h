@@ -14,6 +14,14 @@ struct device_block {
     uint64_t nbytes, nbytes_used;
 };
 
+enum device_kernel {
+    KERNEL_COPY_SUM,
+    KERNEL_SCATTER_SUM,
+    KERNEL_SCATTER_SCAN,
+    KERNEL_SCATTER_APPLY,
+    KERNEL_COUNT
+};
+
 struct device {
     struct mtx lock;              /* rank MTX_LEAF; guards down to the blank line */
     struct device_batch *batches; /* idle, owned */
@@ -26,11 +34,11 @@ struct device {
     char name[DEVICE_NAME_MAX];
     char bound[DEVICE_NAME_MAX + 16]; /* "the memory of cuda:0" */
     CUdevice dev;
-    CUcontext ctx;     /* the primary one, retained */
-    CUstream copies;   /* of the batches that callers make */
-    CUstream side;     /* of blocking calls: they wait for no update */
-    CUmodule module;   /* NULL: sums are made on the host */
-    CUfunction kernel; /* NULL as the module */
+    CUcontext ctx;   /* the primary one, retained */
+    CUstream copies; /* of the batches that callers make */
+    CUstream side;   /* of blocking calls: they wait for no update */
+    CUmodule module; /* NULL: there are no kernels, and sums are made on the host */
+    CUfunction kernels[KERNEL_COUNT];
 };
 
 /* device_enter for a release, which cannot report an error: on failure returns false and logs. */

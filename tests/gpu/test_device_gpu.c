@@ -7,6 +7,7 @@
 #include "driver/cuda_info.h"
 #include "memory/device.h"
 #include "tests/unit/device_pieces.h"
+#include "tests/unit/scatter_cases.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -125,6 +126,24 @@ static void test_random_pieces(struct slab_pool *pool)
     free(back);
 }
 
+/* Changes of few units against delta_apply. @part_max  bytes of a tensor */
+static void test_random_changes(struct slab_pool *pool, uint64_t part_max)
+{
+    struct scatter_world w;
+
+    if (!device_has_kernels(d))
+        return;
+    need(scatter_world_open(&w, d, pool, 3ULL * ARENA, part_max, &e), "scatter_world_open");
+    for (int round = 0; round < ROUNDS; round++)
+        if (scatter_round(&w, &e) != 0)
+            need(-1, w.why[0] != '\0' ? w.why : "changes");
+    (void)printf("%u random changes of tensors: every byte as on the host; %u more refused there "
+                 "and here\n",
+                 w.n_good, w.n_bad);
+    need(w.n_good == 0 || w.n_bad == 0 ? -1 : 0, "no change was good, or none bad");
+    scatter_world_close(&w);
+}
+
 /* Bytes that hold no period of the GPU's: doubled from a random beginning. */
 static void fill_random(uint64_t at, uint64_t nbytes, const unsigned char *bytes, uint64_t n_random)
 {
@@ -189,7 +208,7 @@ static void test_long_piece(struct slab_pool *pool)
 }
 
 /* The measuring: each case once a round, so that what disturbs one disturbs all. */
-enum how { DRIVER, KERNEL, SUMMED, SUM_ONLY, LOOKED };
+enum how { DRIVER, KERNEL, SUMMED, SUM_ONLY, LOOKED, CHANGED, CHANGE_ONLY };
 
 struct bench {
     const char *name;
@@ -212,6 +231,8 @@ static struct bench benches[] = {
     {"the same, and a look for NaN", LOOKED, BUCKET_PIECES, 2, {{0}}},
     {"copy and sum, 331, source + 8", SUMMED, BUCKET_PIECES, 8, {{0}}},
     {"sum only, 331 pieces", SUM_ONLY, BUCKET_PIECES, 0, {{0}}},
+    {"copy, and 1 % of u16 changed", CHANGED, BUCKET_PIECES, 0, {{0}}},
+    {"1 % of u16 changed", CHANGE_ONLY, BUCKET_PIECES, 0, {{0}}},
 };
 
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
@@ -243,6 +264,25 @@ static void run_raw(const struct raw *r, const struct device_piece *pieces, uint
     raw_need(result, "cuStreamQuery");
 }
 
+/* Each 100th of a piece's u16, by gaps of 99, which are the values too. */
+static uint64_t gaps_at;
+
+static void queue_changes(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
+                          struct device_made *made)
+{
+    static struct scatter_piece changes[BUCKET_PIECES + 17];
+
+    for (uint32_t i = 0; i < n; i++)
+        changes[i] = (struct scatter_piece){.dst = pieces[i].dst,
+                                            .positions = gaps_at,
+                                            .values = gaps_at,
+                                            .n_units = pieces[i].nbytes / 2,
+                                            .n_values = pieces[i].nbytes / 200,
+                                            .kind = SCATTER_GAP,
+                                            .unit = 2};
+    need(device_batch_scatter(b, changes, n, made, &e), "device_batch_scatter");
+}
+
 /* Polled without a pause, as the driver's copies are. */
 static void run_kernel(const struct bench *bench, const struct device_piece *pieces, uint32_t n,
                        int times)
@@ -252,9 +292,14 @@ static void run_kernel(const struct bench *bench, const struct device_piece *pie
     int rc;
 
     need(device_batch_new(d, &b, &e), "device_batch_new");
-    for (int i = 0; i < times; i++)
-        need(device_batch_copy(b, pieces, n, bench->how == KERNEL ? NULL : sums[i], &e),
-             "device_batch_copy");
+    for (int i = 0; i < times; i++) {
+        bool summed = bench->how == SUMMED || bench->how == SUM_ONLY || bench->how == LOOKED;
+
+        if (bench->how != CHANGE_ONLY)
+            need(device_batch_copy(b, pieces, n, summed ? sums[i] : NULL, &e), "device_batch_copy");
+        if (bench->how == CHANGED || bench->how == CHANGE_ONLY)
+            queue_changes(b, pieces, n, sums[i]);
+    }
     do {
         rc = device_batch_poll(b, &e);
     } while (rc == 0);
@@ -336,12 +381,18 @@ static void measure(struct slab_pool *pool)
 {
     unsigned char *bytes = malloc(CHUNK);
     struct pieces_world w = {.seed = 3};
-    struct slab *src, *dst;
+    uint64_t n_gaps = BUCKET / BUCKET_PIECES / 64; /* more than a piece has, the last one too */
+    struct slab *src, *dst, *gaps;
     struct raw r;
 
     need(bytes == NULL, "host memory");
     need(slab_new(&src, pool, BUCKET + 64ULL, &e), "slab_new");
     need(slab_new(&dst, pool, BUCKET + 64ULL, &e), "slab_new");
+    need(slab_new(&gaps, pool, 2 * n_gaps, &e), "slab_new");
+    for (uint64_t i = 0; i < n_gaps; i++)
+        memcpy(bytes + 2 * i, &(uint16_t){99}, 2);
+    need(device_write(d, gaps->addr, bytes, 2 * n_gaps, &e), "device_write");
+    gaps_at = gaps->addr;
     pieces_fill(&w, bytes, CHUNK);
     fill_random(src->addr, BUCKET + 64ULL, bytes, CHUNK);
     raw_need(info.api.primary_ctx_retain(&r.ctx, 0), "cuDevicePrimaryCtxRetain");
@@ -357,6 +408,7 @@ static void measure(struct slab_pool *pool)
     raw_need(info.api.primary_ctx_release(0), "cuDevicePrimaryCtxRelease");
     slab_unref(src);
     slab_unref(dst);
+    slab_unref(gaps);
     free(bytes);
 }
 
@@ -395,6 +447,8 @@ int main(int argc, char **argv)
     memory = device_memory(d);
     need(slab_pool_new(&pool, &memory, UINT64_MAX, 0, &e), "slab_pool_new");
     test_random_pieces(pool);
+    test_random_changes(pool, 256 << 10);
+    test_random_changes(pool, 16 << 20);
     if (info.devices[0].nbytes_total > 3 * LONG_NBYTES)
         test_long_piece(pool);
     if (!correct_only)

@@ -1,6 +1,7 @@
 /* Modules, and the kernels in them: any image holds all that the fake knows, done by its own plain
  * loops. */
 #include "memory/copy_sum.h"
+#include "memory/scatter.h"
 #include "tests/fakes/libcuda/fakecuda_priv.h"
 
 #include <stdio.h>
@@ -113,9 +114,170 @@ static void run_copy_sum(const uint64_t *params, unsigned n_blocks)
     }
 }
 
+/* A block's tile of a piece, and where the piece's bytes are. */
+struct scatter_tile {
+    struct scatter_piece p;
+    uint32_t i;        /* of the piece */
+    uint64_t first, n; /* entries */
+    const char *positions, *values;
+    char *dst;
+};
+
+static uint64_t number(const char *array, uint64_t i, uint32_t nbytes)
+{
+    uint64_t value = 0;
+
+    memcpy(&value, array + i * nbytes, nbytes);
+    return value;
+}
+
+static struct scatter_tile scatter_tile(const char *kernel, const uint64_t *params, unsigned block)
+{
+    struct scatter_tile t = {.i = 0};
+    uint64_t nbytes;
+
+    memcpy(&t.i, reach(kernel, params[1] + 4 * (uint64_t)block, 4), 4);
+    memcpy(&t.p, reach(kernel, params[0] + t.i * sizeof t.p, sizeof t.p), sizeof t.p);
+    if (block < t.p.first_tile || block - t.p.first_tile >= t.p.n_tiles) {
+        (void)fprintf(stderr, "fakecuda: %s: a tile outside its piece\n", kernel);
+        abort();
+    }
+    t.first = (uint64_t)(block - t.p.first_tile) * SCATTER_TILE;
+    t.n = scatter_entries(&t.p) - t.first;
+    if (t.n > SCATTER_TILE)
+        t.n = SCATTER_TILE;
+    nbytes = t.p.kind == SCATTER_GAP      ? 2
+             : t.p.kind == SCATTER_BITMAP ? 1
+             : t.p.kind == SCATTER_INDEX  ? t.p.position_nbytes
+                                          : 0;
+    nbytes *= scatter_entries(&t.p);
+    t.positions = nbytes > 0 ? reach(kernel, t.p.positions, nbytes) : NULL;
+    t.values = t.p.n_values > 0 ? reach(kernel, t.p.values, t.p.n_values * t.p.unit) : NULL;
+    t.dst = t.p.n_units > 0 ? reach(kernel, t.p.dst, t.p.n_units * t.p.unit) : NULL;
+    return t;
+}
+
+static bool scatter_counts(const struct scatter_piece *p)
+{
+    return p->kind == SCATTER_GAP || p->kind == SCATTER_BITMAP;
+}
+
+static uint64_t scatter_count(const struct scatter_tile *t, uint64_t k)
+{
+    if (t->p.kind == SCATTER_GAP)
+        return number(t->positions, k, 2) + 1;
+    return (uint64_t)__builtin_popcountll(number(t->positions, k, 1));
+}
+
+static void scatter_refuse(const char *kernel, uint64_t array, uint64_t i)
+{
+    struct copy_sum_made made;
+    char *at = reach(kernel, array + i * sizeof made, sizeof made);
+
+    memcpy(&made, at, sizeof made);
+    made.found = 1;
+    memcpy(at, &made, sizeof made);
+}
+
+/* void baton_scatter_sum(const struct scatter_piece *pieces, const uint32_t *tile_piece,
+ *                        uint64_t *sums) */
+static void run_scatter_sum(const uint64_t *params, unsigned n_blocks)
+{
+    for (unsigned block = 0; block < n_blocks; block++) {
+        struct scatter_tile t = scatter_tile(SCATTER_SUM_KERNEL, params, block);
+        uint64_t sum = 0;
+
+        if (!scatter_counts(&t.p))
+            continue;
+        for (uint64_t k = t.first; k < t.first + t.n; k++)
+            sum += scatter_count(&t, k);
+        memcpy(reach(SCATTER_SUM_KERNEL, params[2] + 8 * (uint64_t)block, 8), &sum, 8);
+    }
+}
+
+/* void baton_scatter_scan(const struct scatter_piece *pieces, uint64_t *sums,
+ *                         struct copy_sum_made *made) */
+static void run_scatter_scan(const uint64_t *params, unsigned n_blocks)
+{
+    for (unsigned block = 0; block < n_blocks; block++) {
+        struct scatter_piece p;
+        uint64_t done = 0, sum;
+
+        memcpy(&p, reach(SCATTER_SCAN_KERNEL, params[0] + block * sizeof p, sizeof p), sizeof p);
+        for (uint32_t tile = 0; scatter_counts(&p) && tile < p.n_tiles; tile++) {
+            char *at = reach(SCATTER_SCAN_KERNEL, params[1] + 8 * (p.first_tile + (uint64_t)tile),
+                             8);
+
+            memcpy(&sum, at, 8);
+            memcpy(at, &done, 8);
+            done += sum;
+        }
+        if (p.kind == SCATTER_BITMAP && done != p.n_values)
+            scatter_refuse(SCATTER_SCAN_KERNEL, params[2], block);
+    }
+}
+
+/* Returns false if it is out of range. */
+static bool scatter_unit(const struct scatter_tile *t, uint64_t at, uint64_t k)
+{
+    uint64_t value;
+
+    if (at >= t->p.n_units || k >= t->p.n_values)
+        return false;
+    value = number(t->values, k, t->p.unit);
+    if (t->p.kind != SCATTER_INDEX)
+        value ^= number(t->dst, at, t->p.unit);
+    memcpy(t->dst + at * t->p.unit, &value, t->p.unit);
+    return true;
+}
+
+/* Entry k. @before  what the entries before it count; is brought up to date */
+static bool scatter_entry(const struct scatter_tile *t, uint64_t k, uint64_t *before)
+{
+    uint32_t width = t->p.position_nbytes;
+    uint64_t at = k, bits;
+    bool good = true;
+
+    if (t->p.kind == SCATTER_BITMAP) {
+        for (bits = number(t->positions, k, 1); bits != 0; bits &= bits - 1)
+            good &= scatter_unit(t, k * 8 + (uint64_t)__builtin_ctzll(bits), (*before)++);
+        return good;
+    }
+    if (t->p.kind == SCATTER_GAP) {
+        *before += scatter_count(t, k);
+        at = *before - 1;
+    } else if (t->p.kind == SCATTER_INDEX) {
+        at = number(t->positions, k, width);
+        if (k > 0 && number(t->positions, k - 1, width) >= at)
+            return false;
+    }
+    return scatter_unit(t, at, k);
+}
+
+/* void baton_scatter_apply(const struct scatter_piece *pieces, const uint32_t *tile_piece,
+ *                          const uint64_t *sums, struct copy_sum_made *made) */
+static void run_scatter_apply(const uint64_t *params, unsigned n_blocks)
+{
+    for (unsigned block = 0; block < n_blocks; block++) {
+        struct scatter_tile t = scatter_tile(SCATTER_APPLY_KERNEL, params, block);
+        uint64_t before = 0;
+        bool good = true;
+
+        if (scatter_counts(&t.p))
+            memcpy(&before, reach(SCATTER_APPLY_KERNEL, params[2] + 8 * (uint64_t)block, 8), 8);
+        for (uint64_t k = t.first; k < t.first + t.n; k++)
+            good &= scatter_entry(&t, k, &before);
+        if (!good)
+            scatter_refuse(SCATTER_APPLY_KERNEL, params[3], t.i);
+    }
+}
+
 static struct CUfunc_st kernels[] = {
     {"fake_fill", 3, {8, 8, 1}, 0, run_fill},
     {COPY_SUM_KERNEL, 3, {8, 8, 8}, COPY_SUM_THREADS, run_copy_sum},
+    {SCATTER_SUM_KERNEL, 3, {8, 8, 8}, SCATTER_THREADS, run_scatter_sum},
+    {SCATTER_SCAN_KERNEL, 3, {8, 8, 8}, SCATTER_THREADS, run_scatter_scan},
+    {SCATTER_APPLY_KERNEL, 4, {8, 8, 8, 8}, SCATTER_THREADS, run_scatter_apply},
 };
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image)

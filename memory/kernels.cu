@@ -1,0 +1,3 @@
+/* All kernels, as one image. */
+#include "memory/copy_sum.cu"
+#include "memory/scatter.cu"
