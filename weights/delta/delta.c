@@ -34,6 +34,12 @@ struct reading {
     struct delta_tensor *tensors;       /* owned; [parts->n_tensors] */
     enum part_name (*names)[2]; /* owned; the same: of positions and values; PART_NONE: not yet */
     struct model_spec_match last;
+    bool marks; /* does the model spec have a name with a '#'? */
+
+    /* The tensor of the last part: mostly the next part is of it too. */
+    char stem[TENSOR_LIST_NAME_LEN_MAX + 1]; /* "": none */
+    struct tensor_spec target;               /* its name is `stem` */
+    uint32_t k, base;                        /* of the result; of the model spec */
 };
 
 enum { POSITIONS, VALUES };
@@ -117,8 +123,7 @@ static int split_name(const struct reading *r, uint32_t i, struct split *out, st
                    utf8_cut_name(name), name);
 }
 
-/* The tensor that a part is of, as the model spec has it, and its index there.
- * @out->name  borrowed from `stem` */
+/* The tensor that a part is of, as the model spec has it, and its index there. */
 static int find_target(struct reading *r, const char *stem, uint32_t i, struct tensor_spec *out,
                        uint32_t *index, struct err *e)
 {
@@ -138,7 +143,19 @@ static int find_target(struct reading *r, const char *stem, uint32_t i, struct t
             alias->kind == ALIAS_FUSED ? "parts of those, or the whole tensor" : "none of it");
     *index = alias != NULL ? alias->targets[0] : r->last.index;
     *out = r->m->tensor_list->tensors[*index];
-    out->name = stem;
+    return 0;
+}
+
+static int find_stem(struct reading *r, const char *stem, uint32_t i, struct err *e)
+{
+    if (strcmp(stem, r->stem) == 0)
+        return 0;
+    r->stem[0] = '\0';
+    if (find_target(r, stem, i, &r->target, &r->base, e) != 0)
+        return -1;
+    (void)snprintf(r->stem, sizeof r->stem, "%s", stem);
+    r->target.name = r->stem;
+    r->k = tensor_list_builder_find(r->result, stem);
     return 0;
 }
 
@@ -192,29 +209,27 @@ static int check_part(const struct tensor_spec *t, const struct split *s,
 static int read_part(struct reading *r, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &r->parts->tensors[i];
-    struct tensor_spec target;
     struct delta_part *part;
     struct delta_tensor *d;
     struct split s;
-    uint32_t k, side, base = TENSOR_LIST_NO_TENSOR;
+    uint32_t side;
 
-    if (split_name(r, i, &s, e) != 0 || find_target(r, s.stem, i, &target, &base, e) != 0 ||
-        check_part(t, &s, &target, i, e) != 0)
+    if (split_name(r, i, &s, e) != 0 || find_stem(r, s.stem, i, e) != 0 ||
+        check_part(t, &s, &r->target, i, e) != 0)
         return -1;
-    k = tensor_list_builder_find(r->result, s.stem);
-    if (k == TENSOR_LIST_NO_TENSOR) {
-        k = r->n;
-        if (add_result(r, &target, i, e) != 0)
+    if (r->k == TENSOR_LIST_NO_TENSOR) {
+        r->k = r->n;
+        if (add_result(r, &r->target, i, e) != 0)
             return -1;
     }
-    d = &r->tensors[k];
-    d->base = base;
+    d = &r->tensors[r->k];
+    d->base = r->base;
     side = part_rows[s.part].is_values ? VALUES : POSITIONS;
     part = side == VALUES ? &d->values : &d->positions;
     if (part->i != TENSOR_LIST_NO_TENSOR)
         return twice(t, i, e);
     *part = (struct delta_part){.i = i, .nbytes = s.zstd ? 0 : t->nbytes, .zstd = s.zstd};
-    r->names[k][side] = s.part;
+    r->names[r->k][side] = s.part;
     if (s.part == PART_INDEX && !s.zstd)
         d->position_nbytes = (uint32_t)dtype_nbytes(t->dtype);
     return 0;
@@ -264,7 +279,8 @@ static int read_delta_parts(struct reading *r, struct delta *out, struct err *e)
     for (uint32_t i = 0; i < r->parts->n_tensors; i++) {
         const char *name = r->parts->tensors[i].name;
         struct model_spec_match match;
-        bool whole = strchr(name, '#') == NULL || model_spec_find(r->m, &r->last, name, &match);
+        bool whole = strchr(name, '#') == NULL ||
+                     (r->marks && model_spec_find(r->m, &r->last, name, &match));
 
         if ((whole ? read_whole(r, i, e) : read_part(r, i, e)) != 0)
             return -1;
@@ -283,6 +299,18 @@ static int read_delta_parts(struct reading *r, struct delta *out, struct err *e)
     return 0;
 }
 
+/* A look at each is cheaper than a search for each part. */
+static bool spec_has_marks(const struct model_spec *m)
+{
+    bool found = false;
+
+    for (uint32_t i = 0; i < m->tensor_list->n_tensors && !found; i++)
+        found = strchr(m->tensor_list->tensors[i].name, '#') != NULL;
+    for (uint32_t i = 0; i < m->n_aliases && !found; i++)
+        found = strchr(m->aliases[i].name, '#') != NULL;
+    return found;
+}
+
 int delta_of_parts(struct delta **out, const struct model_spec *m, const struct tensor_list *parts,
                    struct err *e)
 {
@@ -290,6 +318,7 @@ int delta_of_parts(struct delta **out, const struct model_spec *m, const struct 
     struct delta *d = calloc(1, sizeof *d);
     int rc = -1;
 
+    r.marks = spec_has_marks(m);
     r.tensors = calloc(parts->n_tensors, sizeof *r.tensors);
     r.names = calloc(parts->n_tensors, sizeof *r.names);
     if (d == NULL || r.tensors == NULL || r.names == NULL)
