@@ -248,7 +248,7 @@ const struct member update_reply[] = {
      M_MADE(non_finite_json, struct update_info, non_finite),
      .doc = "With --non-finite warn, the first tensors with NaN or infinity in the chunks that "
             "arrived. Bytes that pass host memory are checked; of tensors copied from GPU to GPU "
-            "those that have checksums, are converted or are tied"},
+            "those that have checksums, are converted, are tied or are made by a delta"},
     {"mappings", M_OBJECT_IN(mappings_rows, struct update_info, mappings),
      .doc = "Mappings of trainers' memory by this update"},
     {"checksums_on", M_STRING | M_NULL, .make = checksums_on, M_WORDS("gpu", "host"),

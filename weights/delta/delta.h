@@ -116,6 +116,13 @@ int delta_merge_begin(struct delta_merge *m, const struct tensor_spec *t,
                       const struct delta_tensor *d, struct delta_bytes positions,
                       struct delta_bytes values, struct err *e);
 
+/* delta_merge_sizes - the bytes of both parts of the tensor that was begun, decompressed.
+ * delta_merge_expand - instead of delta_merge_next and delta_merge_end: decompress both parts.
+ * @positions, @values  room for that
+ * Errors: ERR_BAD_REQUEST of a frame, as delta_merge_next and delta_merge_end. ERR_NO_MEMORY. */
+void delta_merge_sizes(const struct delta_merge *m, uint64_t *positions, uint64_t *values);
+int delta_merge_expand(struct delta_merge *m, void *positions, void *values, struct err *e);
+
 /* delta_merge_next - make the next bytes.
  * @out     undefined after an error
  * @base    the same bytes in the base version; may be `out`; NULL for DELTA_WHOLE

@@ -511,6 +511,32 @@ int delta_merge_begin(struct delta_merge *m, const struct tensor_spec *t,
     return 0;
 }
 
+void delta_merge_sizes(const struct delta_merge *m, uint64_t *positions, uint64_t *values)
+{
+    *positions = m->positions.n + m->positions.n_more;
+    *values = m->values.n + m->values.n_more;
+}
+
+static int stream_expand(const struct delta_merge *m, struct part_stream *s, char *out,
+                         struct err *e)
+{
+    while (s->n + s->n_more > 0) {
+        if (stream_want(m, s, 1, e) != 0)
+            return -1;
+        memcpy(out, s->at, s->n);
+        out += s->n;
+        stream_use(s, s->n);
+    }
+    return stream_end(m, s, e);
+}
+
+int delta_merge_expand(struct delta_merge *m, void *positions, void *values, struct err *e)
+{
+    return stream_expand(m, &m->positions, positions, e) == 0
+               ? stream_expand(m, &m->values, values, e)
+               : -1;
+}
+
 int delta_merge_next(struct delta_merge *m, void *out, const void *base, uint64_t nbytes,
                      struct err *e)
 {

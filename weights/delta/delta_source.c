@@ -1,36 +1,16 @@
 /* Makes tensors from the served version and their changes, each by one thread, in a pass for each
  * change: a block that stays in the cache is read, changed and hashed. */
-#include "weights/delta/delta_source.h"
+#include "weights/delta/delta_source_priv.h"
 
 #include "base/jobs/parallel.h"
 #include "base/utf8.h"
 #include "memory/slab.h"
-#include "weights/delta/pull_priv.h"
 #include "weights/update/host_copy.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct delta_source {
-    struct source source;  /* first: a struct source * is a struct delta_source * */
-    struct source_ops ops; /* with the name of what brings the changes */
-    struct store *store;
-    uint64_t base_serial;
-    const struct version *base; /* pinned; NULL until the first fill, and for a whole checkpoint */
-    struct maker {
-        struct delta_merge *merge;  /* owned; NULL until its first tensor */
-        struct pull_rooms rooms;    /* of one change of a pull */
-    } makers[PARALLEL_THREADS_MAX]; /* each of one thread at a time */
-
-    struct delta_link link;
-    struct slab *parts; /* one reference; NULL until they are read, and for a pull */
-    uint32_t
-        *places; /* owned; [n_tensors]: of the values in what was sent; of a patch of its name */
-    struct device *const *devices;
-    uint32_t n_devices;
-};
 
 void delta_link_fini(struct delta_link *l)
 {
@@ -49,6 +29,7 @@ static void delta_source_close(struct source *s)
 
     if (d == NULL)
         return;
+    delta_device_free(d);
     store_unpin(d->store, d->base);
     delta_link_fini(&d->link);
     for (unsigned i = 0; i < PARALLEL_THREADS_MAX; i++) {
@@ -70,24 +51,36 @@ static void *part_place(void *arg, uint32_t i)
     return (char *)d->parts->base + d->link.sent.tensor_list->tensors[i].offset;
 }
 
-static int part_arrived(void *arg, uint32_t i, const void *bytes, struct err *e)
+static bool part_has_sum(const struct chunk_rank *sent, uint32_t i)
 {
-    const struct delta_source *d = arg;
+    return sent->checksums != NULL && (sent->has_checksum == NULL || sent->has_checksum[i]);
+}
+
+int delta_part_verify(const struct delta_source *d, uint32_t i, const struct checksum *sum,
+                      struct err *e)
+{
     const struct chunk_rank *sent = &d->link.sent;
     const struct tensor_spec *t = &sent->tensor_list->tensors[i];
     char field[ERR_FIELD_MAX], is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1];
-    struct checksum sum;
 
-    if (sent->checksums == NULL || (sent->has_checksum != NULL && !sent->has_checksum[i]))
+    if (!part_has_sum(sent, i) || checksum_equal(*sum, sent->checksums[i]))
         return 0;
-    sum = checksum_of(bytes, t->nbytes);
-    if (checksum_equal(sum, sent->checksums[i]))
-        return 0;
-    checksum_text(&sum, is);
+    checksum_text(sum, is);
     checksum_text(&sent->checksums[i], wanted);
     (void)snprintf(field, sizeof field, "/checksums/%u", (unsigned)i);
     return err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s, not %s",
                    utf8_cut_name(t->name), t->name, is, wanted);
+}
+
+static int part_arrived(void *arg, uint32_t i, const void *bytes, struct err *e)
+{
+    const struct delta_source *d = arg;
+    struct checksum sum;
+
+    if (!part_has_sum(&d->link.sent, i))
+        return 0;
+    sum = checksum_of(bytes, d->link.sent.tensor_list->tensors[i].nbytes);
+    return delta_part_verify(d, i, &sum, e);
 }
 
 /* Has the fill to end? The parts' progress is not that of the fill, which counts what is made. */
@@ -99,18 +92,16 @@ static bool fill_ends(void *arg)
            (p->gone != NULL && p->gone(p->gone_arg));
 }
 
-static int read_parts(struct delta_source *d, struct progress *p, struct err *e)
+static int read_to_host(struct delta_source *d, struct progress *p, struct err *e)
 {
-    struct progress inner = {.deadline_us = p->deadline_us, .gone = fill_ends, .gone_arg = p};
     struct host_copy copy = {.source = d->link.source,
                              .tensor_list = d->link.sent.tensor_list,
                              .devices = d->devices,
                              .n_devices = d->n_devices,
-                             .progress = &inner,
+                             .progress = p,
                              .place = part_place,
                              .arrived = part_arrived,
                              .arg = d};
-    struct err why = {0};
 
     if (store_scratch(d->store, copy.tensor_list->nbytes + 1, &d->parts, e) != 0)
         return -1;
@@ -118,12 +109,27 @@ static int read_parts(struct delta_source *d, struct progress *p, struct err *e)
         return 0;
     slab_unref(d->parts);
     d->parts = NULL;
-    if (progress_check(p, &why) != 0) /* the reason, where it only is known as an end */
-        *e = why;
     return -1;
 }
 
-static struct delta_bytes bytes_of(const struct delta_source *d, const struct delta_part *part)
+static int read_parts(struct delta_source *d, struct progress *p, struct err *e)
+{
+    struct progress inner = {.deadline_us = p->deadline_us, .gone = fill_ends, .gone_arg = p};
+    struct err why = {0};
+    int rc;
+
+    if (delta_device_keeps(d))
+        rc = delta_device_copy(d, &inner, e);
+    else
+        rc = read_to_host(d, &inner, e);
+    if (rc == 0 && d->parts != NULL && d->device != NULL)
+        rc = delta_device_upload(d, &inner, e);
+    if (rc != 0 && progress_check(p, &why) != 0) /* the reason, where it only is known as an end */
+        *e = why;
+    return rc;
+}
+
+struct delta_bytes delta_part_bytes(const struct delta_source *d, const struct delta_part *part)
 {
     const struct tensor_list *list = d->link.sent.tensor_list;
 
@@ -147,7 +153,7 @@ struct step {
 };
 
 /* Its parts are in memory of this source. */
-static void sort_patch(const struct delta_source *d, const struct delta_tensor *change)
+void delta_patch_sort(const struct delta_source *d, const struct delta_tensor *change)
 {
     const struct tensor_spec *sent = d->link.sent.tensor_list->tensors;
     char *parts = d->parts->base;
@@ -163,9 +169,9 @@ static int step_begin(struct delta_source *d, struct step *s, struct err *e)
     if (d->link.pull == NULL) {
         c->how = d->link.delta->tensors[s->i];
         if (c->how.patch)
-            sort_patch(d, &c->how);
-        c->positions = bytes_of(d, &c->how.positions);
-        c->values = bytes_of(d, &c->how.values);
+            delta_patch_sort(d, &c->how);
+        c->positions = delta_part_bytes(d, &c->how.positions);
+        c->values = delta_part_bytes(d, &c->how.values);
     } else if (pull_change(c, d->link.pull, d->link.pull->index[s->i], s->k, d->store,
                            &s->maker->rooms, e) != 0) {
         return -1;
@@ -291,7 +297,7 @@ static int refuse_base(const struct delta_source *d, const struct version *v, st
 }
 
 /* An update is staged now: no other version can be committed until it ends. */
-static int source_begin(struct delta_source *d, struct progress *p, struct err *e)
+int delta_source_begin(struct delta_source *d, struct progress *p, struct err *e)
 {
     const struct version *v;
 
@@ -316,7 +322,7 @@ static int delta_source_fill(struct source *s, const struct tensor_list *tensor_
     struct filling f = {(struct delta_source *)s, &tensor_list->tensors[first], first, dst, p};
     const struct tensor_spec *last = &f.first[n - 1];
 
-    if (source_begin(f.d, p, e) != 0)
+    if (delta_source_begin(f.d, p, e) != 0)
         return -1;
     return parallel_run(tensor_make, &f, n, last->offset + last->nbytes - f.first->offset, "delta",
                         e);
@@ -360,6 +366,10 @@ int delta_source_new(struct source **out, struct tensor_list **result, struct de
     d->n_devices = cfg->n_devices;
     for (uint32_t i = 0; i < n; i++)
         d->places[i] = d->link.delta->tensors[i].patch ? i : d->link.delta->tensors[i].values.i;
+    if (d->link.pull == NULL && delta_device_fits(d->store) && delta_device_new(d, e) != 0) {
+        delta_source_close(&d->source);
+        return -1;
+    }
     *out = &d->source;
     *result = tensor_list_ref(d->link.pull != NULL ? pull_tensors(d->link.pull)
                                                    : d->link.delta->result);

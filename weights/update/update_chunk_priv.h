@@ -228,7 +228,8 @@ void replicas_note(const struct fill *f, uint32_t rank, uint32_t index, const st
 int replicas_prepare(struct fill *f, struct err *e); /* Errors: ERR_NO_MEMORY */
 void replicas_record(const struct fill *f, uint32_t rank);
 
-/* rank_prepare - create the batch and the memory for checksums. Repeating is harmless. Errors:
+/* rank_prepare - create the batch and the memory for checksums, which all tensors of a delta get:
+ * its bytes were made here, and nobody else has looked at them. Repeating is harmless. Errors:
  * ERR_CUDA, ERR_NO_MEMORY. */
 int rank_prepare(struct fill *f, uint32_t rank, struct err *e);
 /* rank_verify - compare the checksums with the given ones, and check tensors for values that are

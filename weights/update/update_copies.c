@@ -173,7 +173,8 @@ int rank_prepare(struct fill *f, uint32_t rank, struct err *e)
         return 0;
     if (replicas_prepare(f, e) != 0)
         return -1;
-    if ((r->checksums != NULL || replicas_wanted(f)) && r->made == NULL) {
+    if ((r->checksums != NULL || replicas_wanted(f) || f->job->chunk->sent != NULL) &&
+        r->made == NULL) {
         r->made = calloc(r->tensor_list->n_tensors, sizeof *r->made);
         if (r->made == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");

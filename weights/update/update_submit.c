@@ -76,7 +76,8 @@ static int check_placement(const struct updates *u, const struct session *s,
 {
     const struct source_ops *ops = job->chunk->source->ops;
 
-    if (ops->receive == NULL || !s->sharded || s->n_ranks == 1 || store_sharded(u->cfg.store))
+    if (ops->receive == NULL || job->chunk->sent != NULL || !s->sharded || s->n_ranks == 1 ||
+        store_sharded(u->cfg.store))
         return 0;
     return err_set(e, ERR_PRECONDITION, "/placement",
                    "%s brings every tensor to all %u ranks: an update with placement \"sharded\" "

@@ -1,6 +1,7 @@
 """Updates whose tensors are parts of a delta. Whatever kind and source, the served bytes are those of the whole push; and
 after whatever is refused, those of before.
-Usage: delta.py BATON CLIENT_DIR FOLDER TESTS"""
+Usage: delta.py BATON CLIENT_DIR FOLDER TESTS [engine] [OPTION...]: options of the servers that have weights, and whether these
+have an engine"""
 
 import contextlib
 import hashlib
@@ -11,7 +12,9 @@ import threading
 
 import numpy
 
-BATON, CLIENT, FOLDER, TESTS = sys.argv[1:5]
+BATON, CLIENT, FOLDER, TESTS, *OPTIONS = sys.argv[1:]
+ENGINE = OPTIONS[:1] == ["engine"] and OPTIONS.pop(0)
+N_RANKS = 1 if "sharded" in OPTIONS else "".join(OPTIONS).count("cuda:") or 1  # each GPU compares what it made
 sys.path.insert(0, CLIENT)
 import baton  # noqa: E402
 import baton.host  # noqa: E402
@@ -128,8 +131,9 @@ def serves(s, step, label, about):
 
 
 def serve(*options, port=0):
-    return Server(BATON, LOG, "--engine", "none", "--manifest", f"{MODEL}/checkpoints/step-00000.safetensors",
-                  "--allow-path", FOLDER, *options, port=port)
+    model = ("--model", MODEL, "--weights", "none") if ENGINE else (
+        "--engine", "none", "--manifest", f"{MODEL}/checkpoints/step-00000.safetensors")
+    return Server(BATON, LOG, *model, "--allow-path", FOLDER, *OPTIONS, *options, port=port)
 
 
 def whole(s, step, label):
@@ -405,7 +409,7 @@ def sums_of_the_file():
                                          delta=True), 400, "bad_request", f"checksum.{NORM}")
             said = send(s, delta_file(parts, "step-0", sums=sums), "path", base_version="step-0", delta=True,
                         weight_version="one")
-            same(said["n_checksums"], len(names), "each was compared")
+            same(said["n_checksums"], len(names) * N_RANKS, "each was compared")
             serves(s, one, "one", "the right checksums")
         # In two files of a directory, each with its own.
         parts, folder = delta_of(STEP[0], one), f"{FOLDER}/two"
@@ -422,7 +426,7 @@ def sums_of_the_file():
                 delta_file(share, "step-0", "one", name=f"two/{k}.safetensors", sums=given)
             members = {"path": folder, "base_version": "step-0", "delta": True}
             status, said = s.ask("POST", "/v1/update_weights", members)
-            same((status, said.get("n_checksums")), (422, None) if wrong else (200, len(names)), said)
+            same((status, said.get("n_checksums")), (422, None) if wrong else (200, len(names) * N_RANKS), said)
             serves(s, STEP[0] if wrong else one, "step-0" if wrong else "one", "two files")
 
 
