@@ -114,6 +114,16 @@ static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
     return 0;
 }
 
+/* Most of a version takes as much on a GPU as a whole one: the pool has a slab of that size idle.
+ */
+static uint64_t slab_nbytes(const struct staging *g, uint32_t place, uint64_t nbytes)
+{
+    uint64_t whole = store_device(g->store, place) != NULL ? store_whole_nbytes(g->store, place)
+                                                           : 0;
+
+    return nbytes < whole && nbytes >= whole - whole / 8 ? whole : nbytes;
+}
+
 int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_memory *out,
                    struct err *e)
 {
@@ -121,7 +131,7 @@ int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct st
     int rc = memory_in_whole(g, place, nbytes, &room, e);
 
     if (rc > 0)
-        rc = slab_of(store_slabs(g->store, place), nbytes, &room.slab, e);
+        rc = slab_of(store_slabs(g->store, place), slab_nbytes(g, place, nbytes), &room.slab, e);
     if (rc == 0)
         *out = room;
     else
