@@ -3,6 +3,8 @@
 
 #include "fleet/calls/fleet_priv.h"
 
+#include <string.h>
+
 /* The engines that serve the fleet's version; only they can get its new name. Before the first
  * update that is not known of an engine that is not ready. */
 static size_t engines_in_step(struct fleet_control *fc, const struct upstream_list *all,
@@ -18,6 +20,41 @@ static size_t engines_in_step(struct fleet_control *fc, const struct upstream_li
             targets[n_targets++] = reachable[i];
     }
     return n_targets;
+}
+
+/* Does it report another version than the fleet's? Then it was restarted since its last probe, or
+ * another client has changed it, and the name would be that of other bytes there. */
+static bool has_other_version(struct fleet_control *fc, const char *fleet_label,
+                              const struct fleet_result *read)
+{
+    char label[API_VERSION_MAX + 1];
+    struct err ignored = {0};
+
+    return read->outcome == FLEET_OK &&
+           api_read_version(label, upstream_kind(read->upstream), read->text, read->text_len,
+                            &ignored) == 0 &&
+           label[0] != '\0' && fleet_label[0] != '\0' && strcmp(label, fleet_label) != 0 &&
+           !fleet_may_name(fleet_of(fc), read->upstream, label);
+}
+
+/* Leaves those out. @targets, @n  in, out */
+static int read_versions(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
+                         struct err *e)
+{
+    fleet_results_auto read = {0};
+    struct fleet_stats stats;
+    size_t n_kept = 0;
+
+    if (*n == 0)
+        return 0;
+    fleet_stats(fleet_of(fc), &stats);
+    if (fleet_query(fc, API_GET_VERSION, targets, *n, fleet_step_us(fc), &read, e) != 0)
+        return -1;
+    for (size_t i = 0; i < *n; i++)
+        if (!has_other_version(fc, stats.label, &read.list[i]))
+            targets[n_kept++] = targets[i];
+    *n = n_kept;
+    return 0;
 }
 
 static int fleet_label_check_serial(struct fleet_control *fc, uint64_t if_serial, struct err *e)
@@ -80,7 +117,8 @@ int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *
     size_t n = engines_in_step(fc, all, &args, targets);
 
     *serial = 0;
-    if (check_any(fc, n, e) != 0 || fleet_label_check_serial(fc, req->if_serial, e) != 0 ||
+    if (read_versions(fc, targets, &n, e) != 0 || check_any(fc, n, e) != 0 ||
+        fleet_label_check_serial(fc, req->if_serial, e) != 0 ||
         (req->record != NULL && req->record(req->arg, e) != 0))
         return -1;
     return name_engines(fc, req, targets, n, results, serial, e);

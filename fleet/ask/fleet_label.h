@@ -21,14 +21,15 @@ struct fleet_label_request {
     void *arg;
 };
 
-/* fleet_label_all - give every engine that serves the fleet's version this one. An engine on which
- * it fails is out of step. If it fails on all, nothing changes, unless the name was recorded:
- * then all are out of step.
+/* fleet_label_all - give every engine that serves the fleet's version this one. Each is read first:
+ * one that reports another version was restarted since its last probe, or another client changed
+ * it; it is not asked. It is then out of step, and so is an engine on which it fails. If it fails
+ * on all, nothing changes, unless the name was recorded: then all are out of step.
  * @results  in: zeroed; also on errors, unless no engine was asked, or the answers are lost
  * @serial   written also on errors of engines: of what is served, which stays; 0: nothing was
  *           changed
- * Threads: the owner of the operation lock (fleet_step_lock). Blocks: up to fleet_step_us, with
- * abort_requests FLEET_CACHE_US more. Errors: ERR_PRECONDITION at /if_serial; ERR_UNSYNCED: no
+ * Threads: the owner of the operation lock (fleet_step_lock). Blocks: up to twice fleet_step_us,
+ * with abort_requests FLEET_CACHE_US more. Errors: ERR_PRECONDITION at /if_serial; ERR_UNSYNCED: no
  * engine serves the fleet's version; record's; an engine's (fleet_results_done). */
 int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,
                     struct fleet_results *results, uint64_t *serial, struct err *e);

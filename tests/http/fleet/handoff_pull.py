@@ -136,6 +136,26 @@ def dies(kind):
         has(s, 4)
 
 
+def blinks(kind):
+    """An engine that was restarted, which no probe has seen yet, is not given a name alone: it has other bytes."""
+    with stage(kind, kind, min_ready=1, probe_ms=1000) as s:
+        t = Trainer(s, kind)
+        t.begin()
+        for version in 1, 2:
+            t.pull(version)
+            t.reload(version)
+        until("both have it", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        has(s, 2)
+        t.pull(3)
+        s.taps[0].loaded.clear()
+        s.doubles[0].order("", "restart", ms=0)
+        t.reload(3)
+        has(s, 3, 1)
+        until("it got the bytes", lambda: len(s.taps[0].loaded) == len(s.taps[1].loaded))
+        until("it is back", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        has(s, 3)
+
+
 def base(kind):
     """Version 0 is the model that the server started with; another one is served: it says so, and nothing else begins."""
     with stage(kind) as s:
@@ -162,7 +182,7 @@ def not_staged(kind):
             assert named in said, said
 
 
-CASES = {f.__name__: f for f in (chain, dies, base, not_staged)}
+CASES = {f.__name__: f for f in (chain, dies, blinks, base, not_staged)}
 
 
 if __name__ == "__main__":
