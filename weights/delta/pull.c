@@ -43,7 +43,7 @@ static int read_version(struct pull *p, uint64_t number, struct err *e)
     v = &versions[p->n_versions++];
     *v = (struct pull_version){.number = number};
     p->reading = number;
-    p->nbytes_left = PULL_FETCH_FACTOR * p->cfg.spec->tensor_list->nbytes;
+    p->nbytes_left = PULL_FETCH_FACTOR * p->cfg.spec->tensor_list->nbytes + PULL_HEADS_NBYTES_MAX;
     return readers[p->cfg.form](p, v, e) == 0 ? 0 : pull_say_version(e, number);
 }
 

@@ -27,8 +27,10 @@ enum {
                                receiver has the same limit */
     PULL_FILES_MAX = 1024,  /* of one pull: all are open until its end */
     PULL_INDEX_NBYTES_MAX = 64 << 20, /* of an index or a manifest: some 100,000 tensors */
-    PULL_FETCH_FACTOR = 6, /* of a version's fetched files together, in sizes of the model: slime's
-                              overwrite may have 5 bytes for each byte */
+    PULL_FETCH_FACTOR = 6, /* of the tensors in a version's fetched files together, in sizes of the
+                              model: slime's overwrite may have 5 bytes for each byte */
+    PULL_HEADS_NBYTES_MAX = 100000000, /* of the heads of these files together, and no less than one
+                                          may have */
     PULL_OVERWRITE_NBYTES_MAX = UINT32_MAX /* of a tensor: its positions have 32 bits */
 };
 #define PULL_NO_VERSION UINT64_MAX

@@ -301,15 +301,14 @@ static int payload_parse_head(struct pull_head *h, const char *head, uint64_t nb
     return payload_read_metadata(h, head, name, e);
 }
 
-static int payload_read_head(struct pull_head *h, const struct pull_file *f, struct err *e)
+/* @nbytes  of the file */
+static int payload_read_head(struct pull_head *h, const struct pull_file *f, uint64_t nbytes,
+                             struct err *e)
 {
     char prefix[SAFETENSORS_PREFIX];
-    uint64_t nbytes;
     char *head;
     int rc;
 
-    if (file_size(f->fd, f->name, INT64_MAX, &nbytes, e) != 0)
-        return -1;
     if (nbytes < sizeof prefix)
         return err_set(e, ERR_BAD_REQUEST, "", "it has %llu bytes, too few for a safetensors file",
                        (unsigned long long)nbytes);
@@ -329,18 +328,6 @@ static int payload_read_head(struct pull_head *h, const struct pull_file *f, str
     return rc;
 }
 
-/* A server may send more than it should, again and again. */
-static int count_fetched(struct pull *p, uint64_t nbytes, struct err *e)
-{
-    if (nbytes > p->nbytes_left)
-        return err_set(
-            e, ERR_TOO_LARGE, "",
-            "its tensors have %llu bytes, and %llu are left of what the version may have",
-            (unsigned long long)nbytes, (unsigned long long)p->nbytes_left);
-    p->nbytes_left -= nbytes;
-    return 0;
-}
-
 /* Puts the file's name before a message. */
 static int say_file(struct err *e, const char *name)
 {
@@ -355,6 +342,8 @@ static int say_file(struct err *e, const char *name)
 int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char *name,
                    uint64_t version, struct err *e)
 {
+    /* A server may send more than it should, again and again. */
+    uint64_t nbytes, max = p->cfg.fetch != NULL ? p->nbytes_left : INT64_MAX;
     struct pull_head h = {.file = p->n_files};
     struct pull_file *f, *files;
     struct stat st;
@@ -370,22 +359,20 @@ int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char 
     p->files = files;
     f = &files[p->n_files];
     *f = (struct pull_file){.version = version};
-    if (pull_open_one(&f->fd, p, dirfd, name,
-                      SAFETENSORS_PREFIX + SAFETENSORS_HEADER_MAX + p->nbytes_left, e) != 0)
+    if (pull_open_one(&f->fd, p, dirfd, name, max, e) != 0)
         return -1;
     p->n_files++;
     (void)snprintf(f->name, sizeof f->name, "%s", name);
     if (fstat(f->fd, &st) != 0)
         return err_set_errno(e, ERR_UNREADABLE, "", errno, "'%.200s' cannot be read", name);
     f->stamp = file_stamp_of(&st);
-    if (payload_read_head(&h, f, e) != 0) {
+    if (file_size(f->fd, f->name, max, &nbytes, e) != 0 ||
+        payload_read_head(&h, f, nbytes, e) != 0) {
         pull_head_fini(&h);
         return say_file(e, name);
     }
-    if (p->cfg.fetch != NULL && count_fetched(p, (uint64_t)st.st_size - h.nbytes_head, e) != 0) {
-        pull_head_fini(&h);
-        return say_file(e, name);
-    }
+    if (p->cfg.fetch != NULL)
+        p->nbytes_left -= nbytes;
     *out = h;
     return 0;
 }

@@ -50,7 +50,7 @@ struct pull {
     uint32_t n_files;
     struct tensor_list *list; /* owned; NULL: nothing changes */
     uint64_t reading;         /* the version that is read */
-    uint64_t nbytes_left;     /* that its tensors in fetched files may still have */
+    uint64_t nbytes_left;     /* that its fetched files may still have */
     uint32_t *index;          /* owned; [list->n_tensors]: of the model spec */
 };
 

@@ -405,8 +405,8 @@ int pull_read_skyrl(struct pull *p, struct pull_version *v, struct err *e)
         rc = manifest_check(&m, v->number, e);
     if (rc == 0)
         rc = pull_check_listed(fd, &m.files_all, e);
-    if (m.sum_compressed < p->nbytes_left)
-        p->nbytes_left = m.sum_compressed;
+    if (m.sum_compressed < p->nbytes_left - PULL_HEADS_NBYTES_MAX)
+        p->nbytes_left = m.sum_compressed + PULL_HEADS_NBYTES_MAX;
     if (rc == 0)
         rc = manifest_add_files(p, v, &m, fd, e);
     free(text);
