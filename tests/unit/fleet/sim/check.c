@@ -125,7 +125,7 @@ void check_token(struct engine *g, bool held)
 {
     int version = engine_version(g), fleet = world_version();
 
-    if (!is_known(g) || (held && (g->stray == g->process || has_left(g))))
+    if (!is_known(g) || (held && (g->stray == g->process || g->released || has_left(g))))
         return;
     if (held && ((version == TORN && g->dropped) || version == FOREIGN))
         return; /* a sleep of level 2, or another client, spoils what it holds */

@@ -371,6 +371,7 @@ static void set_version(struct engine *g, const json_t *body, struct reply *r)
 static void pause_engine(struct engine *g, const json_t *body, struct reply *r)
 {
     hold(g);
+    g->released = false;
     (void)snprintf(g->pause_owner, sizeof g->pause_owner, "%s", text_of(body, "owner"));
     done(g, r, "");
 }
@@ -379,6 +380,7 @@ static void resume_engine(struct engine *g, struct reply *r)
 {
     check_resume(g);
     g->paused = false;
+    g->released = check_is_removed(g) || world.asked_removed;
     done(g, r, "");
     go_on(g);
 }

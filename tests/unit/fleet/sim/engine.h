@@ -69,6 +69,8 @@ struct engine {
     unsigned attempt;    /* ... of those of this server */
     unsigned stray;      /* process that got tensors before it was seen */
     bool was_removed;    /* since it was started */
+    bool released;       /* it was resumed while it was removed, and not paused since: what it holds
+                            goes on, once it is awake */
     uint64_t added_us;   /* when it was added again last */
     int left;            /* the update that was open when it was removed: it gets the rest of that,
                             also if it was added again; 0: none */

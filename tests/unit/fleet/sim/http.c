@@ -23,6 +23,7 @@ struct http_call {
     unsigned late;        /* process to which it came, and that has yet to look at it; 0: none */
     uint64_t epoch;       /* of the weights, when it was sent */
     uint64_t incarnation; /* how many processes the fleet had counted then */
+    bool probes;          /* it is of a probe */
     bool known;           /* its process was, when it was sent */
     bool removed;         /* its engine was, then or when that was decided */
     bool ends;            /* an update, with what has come */
@@ -59,6 +60,13 @@ static struct engine *engine_at_url(const char *url)
     return &world.engines[i];
 }
 
+/* Whoever asks hears which process there is; that another client has pushed to a baton, probes. */
+static bool is_report(const struct http_call *c)
+{
+    return strcmp(c->path, "/metrics") == 0 ||
+           (strcmp(c->path, "/v1/status") == 0 && (c->probes || c->engine->weights != FOREIGN));
+}
+
 /* A report counts when the last query of its probe is answered. */
 static void note_answer(const struct http_call *c, bool good)
 {
@@ -66,7 +74,7 @@ static void note_answer(const struct http_call *c, bool good)
 
     if (c->op != API_OPS)
         return;
-    if (strcmp(c->path, "/metrics") == 0 || strcmp(c->path, "/v1/status") == 0)
+    if (is_report(c))
         g->reported = good && c->epoch == fleet_weights_epoch(world.fleet) ? c->process : 0;
     g->unreported = g->unreported || !good;
     if (--g->n_queries > 0)
@@ -331,6 +339,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
     call->engine = engine_at_url(req->target->url);
     call->op = engine_operation(call->engine, req->path);
     call->engine->n_queries += call->op == API_OPS;
+    call->probes = req->timeout_us == PROBE_US;
     call->known = call->engine->seen == call->engine->process &&
                   call->engine->seen_us < clock_now_us();
     call->incarnation = world_incarnation(call->engine);

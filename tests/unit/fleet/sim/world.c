@@ -140,7 +140,7 @@ static void open_fleet(size_t n_joined)
                                 .n_permits = {9, 9},
                                 .n_queue_max = {9, 9},
                                 .probe_interval_us = 1000000,
-                                .probe_timeout_us = 1000000,
+                                .probe_timeout_us = PROBE_US,
                                 .generation_probe_every = 5};
     struct fleet_control_cfg control = {.update_us = 60000000,
                                         .recomputes = world.cfg.recomputes,

@@ -19,6 +19,7 @@ enum {
     TARGETS_KEPT = 8, /* of them for the end of a history: more than that needs */
     FOREIGN = 99,     /* version of another client */
     CHUNKS = 2,
+    PROBE_US = 1000000, /* timeout of probes, and of no other status */
     ASKS_MAX = 32
 };
 
