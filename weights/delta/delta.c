@@ -148,7 +148,7 @@ static int find_target(struct reading *r, const char *stem, uint32_t i, struct t
 
 static int find_stem(struct reading *r, const char *stem, uint32_t i, struct err *e)
 {
-    if (strcmp(stem, r->stem) == 0)
+    if (r->stem[0] != '\0' && strcmp(stem, r->stem) == 0)
         return 0;
     r->stem[0] = '\0';
     if (find_target(r, stem, i, &r->target, &r->base, e) != 0)

@@ -138,6 +138,11 @@ static const struct bad {
     const char *field, *says;
 } bads[] = {
     {{{"none#xor", DTYPE_U16, 2, {8, 4}}}, ERR_MISMATCH, "/names/0", "no tensor 'none'"},
+    {{{"#gap", DTYPE_U16, 1, {8}}}, ERR_MISMATCH, "/names/0", "no tensor ''"},
+    {{{"embed", DTYPE_BF16, 2, {8, 4}}, {"#xor.zst", DTYPE_U8, 1, {8}}},
+     ERR_MISMATCH,
+     "/names/1",
+     "no tensor ''"},
     {{{"emded#gap", DTYPE_U16, 1, {8}}}, ERR_MISMATCH, "/names/0", "did you mean 'embed'"},
     {{{"none", DTYPE_BF16, 2, {8, 4}}}, ERR_MISMATCH, "/names/0", "no tensor 'none'"},
     {{{"embed", DTYPE_BF16, 2, {8, 5}}}, ERR_MISMATCH, "/shapes/0", "'embed'"},
