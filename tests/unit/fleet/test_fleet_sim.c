@@ -42,14 +42,16 @@ static bool staged; /* with a store of this server: seeds and fleets of its own 
 
 enum {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    SEEDS = 50,
+    SEEDS = 300,
     TURNS_STEP = 499, /* every so many turns */
+    TURNS_PARTS = 3,  /* one of so many parts: each scenario in front of every third fleet */
     STAGED_STEP = 1999,
     WAITS_STEP = 37,
     WITH_BROKEN = false, /* what notices a broken rule has nothing to do with memory */
 #else
     SEEDS = 1000,
     TURNS_STEP = 37,
+    TURNS_PARTS = 1,
     STAGED_STEP = 307,
     WAITS_STEP = 3,
     WITH_BROKEN = true,
@@ -254,7 +256,7 @@ static int run_turns_only(uint64_t k, uint64_t of)
 static void test_every_event_at_turns_of_everything(void **state)
 {
     (void)state;
-    assert_int_equal(run_all_turns(TURNS_STEP, 0, 1), 0);
+    assert_int_equal(run_all_turns(TURNS_STEP, 0, TURNS_PARTS), 0);
     print_message("%u histories\n", n_histories);
 }
 
@@ -282,7 +284,7 @@ static void test_every_event_at_turns_of_a_handoff(void **state)
     (void)state;
     staged = true;
     n_histories = 0;
-    assert_int_equal(run_all_turns(STAGED_STEP, 0, 1), 0);
+    assert_int_equal(run_all_turns(STAGED_STEP, 0, TURNS_PARTS), 0);
     staged = false;
     print_message("%u histories\n", n_histories);
 }
