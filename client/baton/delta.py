@@ -13,9 +13,10 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 from .connection import ask
 from .errors import BatonError, InputError
 from .gpu import is_cuda
-from .tensors import DTYPES, LENGTH_NBYTES, Tensor, as_pairs, as_tensors, checksum, load_file
+from .tensors import (DELTA_FORMAT, DTYPES, Tensor, as_pairs, as_tensors, checksum, load_file,
+                      load_parts)
 
-FORMAT, CHECKSUM_KEY = "baton-delta-1", "checksum."
+CHECKSUM_KEY = "checksum."
 UPDATE = "/v1/update_weights"
 LEASE_S = 60  # of a session: how long the server waits for a trainer that has died
 GAP_MAX = 65535
@@ -266,7 +267,8 @@ def write(path: Any, base: Any, new: Any, base_version: Optional[str] = None,
         if str(name) not in delta.checksums:
             delta.checksums[str(name)] = checksum(as_tensors([(name, value)])[0][1].data)
     head: Dict[str, Any] = {"__metadata__": {k: v for k, v in (
-        ("format", FORMAT), ("base_version", base_version), ("version", version)) if v is not None}}
+        ("format", DELTA_FORMAT), ("base_version", base_version), ("version", version))
+        if v is not None}}
     head["__metadata__"].update((CHECKSUM_KEY + k, v) for k, v in delta.checksums.items())
     offset = 0
     for name, t in delta.parts.items():
@@ -285,15 +287,6 @@ def write(path: Any, base: Any, new: Any, base_version: Optional[str] = None,
     except OSError as e:
         raise InputError(f"{path}: {e.strerror}") from e
     return delta
-
-
-def _metadata(path) -> Dict[str, str]:
-    with open(path, "rb") as f:
-        (n,) = struct.unpack("<Q", f.read(LENGTH_NBYTES))
-        metadata = json.loads(f.read(n)).get("__metadata__", {})
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} is no delta: its __metadata__ has no format {FORMAT!r}")
-    return metadata
 
 
 def _places(parts, numel):
@@ -330,10 +323,12 @@ def _applied(name, base: Tensor, parts) -> Tensor:
 def read(path: Any, base: Any) -> Dict[str, Tensor]:
     """The model that a delta file makes of `base`, name -> Tensor; proven by the file's checksums."""
     try:
-        metadata, zstd = _metadata(path), _Zstd()
+        (parts_of_all, metadata), zstd = load_parts(path), _Zstd()
+        if metadata.get("format") != DELTA_FORMAT:
+            raise InputError(f"{path} is no delta: its __metadata__ has no format {DELTA_FORMAT!r}")
         found: Dict[str, Dict[str, Any]] = {}
         out = dict(as_tensors(_loaded(base)))
-        for part, t in load_file(path).items():
+        for part, t in parts_of_all.items():
             name, mark, kind = part.rpartition("#")
             if part in out or not mark:
                 name, kind = part, ""

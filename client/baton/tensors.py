@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, List, Tuple
 from .errors import InputError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DELTA_FORMAT = "baton-delta-1"  # __metadata__ "format" of a delta file
 LENGTH_NBYTES = 8  # of a safetensors file, which begin with its header's length
 PIECE_NBYTES = 8 << 20  # of a body on its way out, and of a checksum
 DTYPES = {  # canonical (safetensors) name -> bytes an element, other spellings
@@ -155,9 +156,18 @@ def _load_dir(path: str) -> Dict[str, Tensor]:
 
 def load_file(path: Any) -> Dict[str, Tensor]:
     """The tensors of a safetensors file, or of the files of a directory, name -> Tensor, over
-    read-only maps of them. InputError if it is none."""
+    read-only maps of them. InputError if it is none, or a delta."""
     if os.path.isdir(path):
         return _load_dir(os.fspath(path))
+    tensors, metadata = load_parts(path)
+    if metadata.get("format") == DELTA_FORMAT:
+        raise InputError(f"{path} is a delta: 'baton push' sends it, and baton.delta.read gives the "
+                         "tensors that it makes of its base")
+    return tensors
+
+
+def load_parts(path: Any) -> Tuple[Dict[str, Tensor], Dict[str, str]]:
+    """Those of one file, which may be a delta, as they are there; and its __metadata__."""
     mapped = _map_file(path)
     if mapped[:4] == b"PK\3\4" or mapped[:2] in (b"\x80\2", b"\x80\4", b"\x80\5"):
         raise InputError(f"{path}: not a safetensors file, but one of torch.save or pickle: load "
@@ -169,9 +179,9 @@ def load_file(path: Any) -> Dict[str, Tensor]:
                          f"the header has {n} bytes, and the file has {mapped.nbytes}")
     try:
         header = json.loads(bytes(mapped[LENGTH_NBYTES:start]))
-        header.pop("__metadata__", None)
+        metadata = dict(header.pop("__metadata__", None) or {})
         order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        return {name: _slice(name, t, mapped[start:]) for name, t in order}
+        return {name: _slice(name, t, mapped[start:]) for name, t in order}, metadata
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         raise InputError(f"{path}: not a safetensors file, its header cannot be used: {e}") from e
 

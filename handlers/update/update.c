@@ -93,7 +93,7 @@ static struct update_chunk *update_chunk_new(struct err *e)
     return c;
 }
 
-/* The label of a file or a header is used unless the request has one. */
+/* The label of a file or a header is used unless the request or the start of its update has one. */
 static int use_source_label(struct update_chunk *c, const char *label, struct err *e)
 {
     if (c->label[0] != '\0' || label == NULL)
@@ -101,6 +101,7 @@ static int use_source_label(struct update_chunk *c, const char *label, struct er
     if (label_check(label, "/__metadata__/baton.weight_version", e) != 0)
         return -1;
     (void)snprintf(c->label, sizeof c->label, "%s", label);
+    c->label_of_file = true;
     return 0;
 }
 

@@ -88,7 +88,7 @@ static int check_file(const struct delta_request *r, struct err *e)
                        "the file is no delta: its __metadata__ has no \"format\": \"%s\"; without "
                        "\"delta\" its tensors are read as they are",
                        SAFETENSORS_DELTA);
-    if (strcmp(r->file_base, r->base.label) != 0)
+    if (r->file_base[0] != '\0' && strcmp(r->file_base, r->base.label) != 0)
         return err_set(e, ERR_PRECONDITION, field,
                        "the delta's __metadata__ says that it builds on version '%.128s', but the "
                        "request says '%.128s'",

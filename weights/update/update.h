@@ -240,6 +240,8 @@ struct update_chunk {
     bool partial;                           /* one-shot update only */
     bool convert;                           /* one-shot update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1];      /* "" = not given */
+    bool label_of_file;                     /* `label` is what its file says: the session's, if it
+                                               has one, goes before it */
     char commit_id[ID_LEN + 1];             /* of the version that a one-shot update restores, or
                                                "": a new version */
     struct update_base base;                /* one-shot update only */

@@ -50,8 +50,9 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
     checksum_text(found, is);
     checksum_text(&r->checksums[i], wanted);
     (void)snprintf(field, sizeof field, "/checksums/%u", i);
-    (void)err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s, not %s",
-                  utf8_cut_name(t->name), t->name, is, wanted);
+    (void)err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s, not %s%s",
+                  utf8_cut_name(t->name), t->name, is, wanted,
+                  f->job->chunk->sent != NULL ? UPDATE_OTHER_BASE : "");
     chunk_refield(f->job->chunk, rank, e);
     return -1;
 }

@@ -419,6 +419,10 @@ static inline uint64_t chunk_nbytes_sent(const struct update_chunk *c, uint32_t 
     return c->sent != NULL ? c->sent->tensor_list->nbytes : chunk_nbytes(c, n_ranks);
 }
 
+/* Follows what is said of a tensor that a delta made and whose checksum is another. */
+#define UPDATE_OTHER_BASE                                                                          \
+    "; the delta was made from another base, or is damaged: send the whole model"
+
 /* update_finite.c */
 
 void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from);

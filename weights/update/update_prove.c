@@ -369,18 +369,20 @@ static int sum_before_widening(const struct session *s, uint32_t place, uint32_t
     return rc;
 }
 
-static int refuse_sum(const struct store *s, uint32_t place, const char *name,
+static int refuse_sum(const struct session *s, uint32_t place, const char *name,
                       const struct checksum *found, const struct checksum *want, struct err *e)
 {
+    const struct store *store = s->staging->store;
     char is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[ERR_FIELD_MAX];
-    bool several = store_n_places(s) > 1;
+    bool several = store_n_places(store) > 1;
 
     checksum_text(found, is);
     checksum_text(want, wanted);
     (void)snprintf(field, sizeof field, "/checksums/%.*s", utf8_cut_name(name), name);
-    return err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s%s%s, not %s",
+    return err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s%s%s, not %s%s",
                    utf8_cut_name(name), name, is, several ? " on " : "",
-                   several ? store_place_name(s, place) : "", wanted);
+                   several ? store_place_name(store, place) : "", wanted,
+                   s->base.delta ? UPDATE_OTHER_BASE : "");
 }
 
 static int refuse_unsent(const char *name, struct err *e)
@@ -416,7 +418,7 @@ static int prove_sum(struct session *s, const struct finish_sum *want, struct er
         if (!same && alias == NULL && sum_before_widening(s, p, index, &want->sum, &same, e) != 0)
             return -1;
         if (!same)
-            return refuse_sum(store, p, name, &sum, &want->sum, e);
+            return refuse_sum(s, p, name, &sum, &want->sum, e);
     }
     if (!compared)
         return refuse_unsent(name, e);

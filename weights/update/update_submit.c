@@ -134,6 +134,13 @@ static void set_label_locked(struct session *s, const struct update_job *job)
         memcpy(s->label, job->chunk->label, sizeof s->label);
 }
 
+/* Ranks, and the buckets of an auto-commit update, have to agree: their labels are compared. */
+static void prefer_session_label_locked(const struct session *s, struct update_chunk *c)
+{
+    if (c->label_of_file && s->label[0] != '\0' && !s->auto_commit && !c->has_trainer_rank)
+        c->label[0] = '\0';
+}
+
 static int submit_to_session_locked(struct updates *u, const char *id, struct update_job *job,
                                     struct err *e)
 {
@@ -157,6 +164,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
                            s->id);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
+        prefer_session_label_locked(s, job->chunk);
         if (check_placement(u, s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
             senders_take_locked(u, s, job, e) != 0)
             return -1;

@@ -189,7 +189,7 @@ def another_base(server, steps):
     made, delta = os.path.join(FOLDER, "none.safetensors"), os.path.join(FOLDER, "right.delta")
     baton.push(other, server.url, weight_version="base")
     said = run("push", to, "--delta-from", "base", "--delta-base", right, "--url", server.url, status=1)
-    check(f"'{norm}' have checksum" in said, said)
+    check(f"'{norm}' have checksum" in said and "from another base" in said, said)
     for by_client in (False, True):
         if by_client:
             baton.delta.write(delta, steps[0], new, "base", "new")
@@ -198,7 +198,7 @@ def another_base(server, steps):
         said = run("weights", "apply", wrong, delta, "-o", made, status=2)
         check(norm in said and "another base" in said and not os.path.exists(made), said)
         said = run("push", delta, "--url", server.url, status=1)
-        check(f"'{norm}' have checksum" in said and served(server) == ("base", sums(other)), said)
+        check(f"'{norm}' have checksum" in said and "from another base" in said and served(server) == ("base", sums(other)), said)
         if baton.delta._Zstd().there or by_client:
             try:
                 baton.delta.read(delta, other)
@@ -208,6 +208,40 @@ def another_base(server, steps):
     baton.push(steps[0], server.url, weight_version="base")
     run("push", delta, "--url", server.url)
     check(served(server) == ("new", sums(new)), "the right base")
+
+
+def labels(server, steps):
+    """What a file says of the versions stands unless the command does; a base that it does not name, the command has to."""
+    url, delta = ("--url", server.url), os.path.join(FOLDER, "labels.delta")
+    base = save("theirs.safetensors", steps[0], {"baton.weight_version": "theirs"})
+    to = save("to.safetensors", steps[1])
+    run("push", base, "--weight-version", "A", *url)
+    check(served(server) == ("A", sums(steps[0])), "the command's label of a whole file")
+    baton.delta.write(delta, steps[0], steps[1], "A", "N")
+    run("push", delta, "--weight-version", "mine", *url)
+    check(served(server) == ("mine", sums(steps[1])), "the command's label of a delta file")
+    run("push", base, *url)
+    check(served(server) == ("theirs", sums(steps[0])), "the file's label")
+    said = run("push", delta, "--delta-from", "theirs", *url, status=1)
+    check("builds on version 'A'" in said and "says 'theirs'" in said, said)
+    baton.delta.write(delta, steps[0], steps[1])
+    check("--delta-from" in run("push", delta, *url, status=2), "a delta that names no base")
+    run("push", to, "--weight-version", "theirs", *url)
+    said = run("push", delta, "--delta-from", "theirs", *url, status=1)
+    check("(at /checksums/" in said and "from another base" in said, said)
+    run("push", base, *url)
+    run("push", delta, "--delta-from", "theirs", "--weight-version", "new", *url)
+    check(served(server) == ("new", sums(steps[1])), "a base that only the command names")
+    run("weights", "delta", base, to, "-o", delta)
+    run("push", base, *url)
+    run("push", delta, *url)
+    check(served(server)[1] == sums(steps[1]), "a base that says its version")
+    for path in (delta, os.path.join(FOLDER, "bare.delta")):
+        try:
+            baton.push(path, server.url)
+            raise SystemExit("the client took a delta file for tensors")
+        except baton.InputError as e:
+            check("is a delta" in str(e) and "baton push" in str(e), e)
 
 
 def about_deltas(server, steps):
@@ -226,6 +260,7 @@ def about_deltas(server, steps):
     bare = save("bare.delta", parts, {"format": "baton-delta-1", "base_version": "B", "version": "N"})
     said = run("weights", "apply", base, bare, "-o", made)
     check("0 of all proven" in said and f"no checksum of {len(steps[1])} of the tensors" in said, said)
+    labels(server, steps)
     another_base(server, steps)
     # A delta is one file; among others it is not taken for whole tensors.
     folder = os.path.join(FOLDER, "several")
