@@ -117,7 +117,8 @@ void call_describe(struct http_end *end, const struct http_call *call, CURLcode 
                            ? "and redirects are not followed"
                            : "which is no status of an answer");
     else if (code == CURLE_COULDNT_CONNECT && call->barred[0] != '\0')
-        (void)snprintf(why, HTTP_WHY_MAX, "its address %s is not allowed", call->barred);
+        (void)snprintf(why, HTTP_WHY_MAX, "its address %s is not allowed (--fetch-cidr)",
+                       call->barred);
     else if (call->odd != NULL)
         (void)snprintf(why, HTTP_WHY_MAX, "%s", call->odd);
     else if (call->head_nbytes > HTTP_HEAD_NBYTES_MAX)

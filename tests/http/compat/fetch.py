@@ -224,7 +224,7 @@ def forbidden(store, tls):
         for source, word in (("gs://other/run", "beneath no --fetch-prefix"), ("gs://bucket2/run", "beneath no --fetch-prefix"),
                              (f"{store.url}/bucket/run", "beneath no --fetch-prefix"), ("gs://bucket/../run", "'..'"),
                              ("gs://bucket/a//run", "empty"), ("gs://bucket/run?x=1", "character"),
-                             ("gs://bucket/%2e%2e/run", "character"), (RUN, "is not allowed"),
+                             ("gs://bucket/%2e%2e/run", "character"), (RUN, "is not allowed (--fetch-cidr)"),
                              ("gs://mapped/run", "is not allowed"), ("gs://tls/run", "is not allowed")):
             asked = len(store.asked) + len(tls.asked)
             refused(word, t.pull, 1, source)
