@@ -29,7 +29,23 @@ def be(state, host_id, folder, fakes):
         vllm_files.use(folder)
     if fakes:
         _use_fakes(fakes)
+    else:
+        _use_older_nccl()
     return torch.__version__
+
+
+def _use_older_nccl():
+    """vLLM 0.33 refuses an NCCL before 2.29.7, which suspends no communicators. Its trainers suspend none: they do
+    without those functions here."""
+    import ctypes
+
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+    from vllm.utils.nccl import find_nccl_library
+
+    lib = ctypes.CDLL(find_nccl_library())
+    for f in NCCLLibrary.exported_functions:
+        assert hasattr(lib, f.name) or f.name in ("ncclCommSuspend", "ncclCommResume", "ncclCommQueryProperties"), f.name
+    NCCLLibrary.exported_functions = [f for f in NCCLLibrary.exported_functions if hasattr(lib, f.name)]
 
 
 def _use_fakes(fakes):
