@@ -552,6 +552,46 @@ static void test_frames_count_as_memory_for_weights(void **state)
     }
 }
 
+/* Only of a whole checkpoint no hash tells: the file's stamp does. */
+static void test_a_checkpoint_that_changes_meanwhile(void **state)
+{
+    const struct timespec old[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    struct tensor_list *list;
+    struct pull *p = NULL;
+    struct source *s = NULL;
+    struct bench b;
+    struct err e = {0};
+    char *data;
+    size_t n;
+
+    (void)state;
+    setup(&b);
+    begin_scratch();
+    read_all(BASE, &data, &n);
+    write_all(in_scratch(V1, FILE0), data, n);
+    for (int changed = 0; changed < 2; changed++) {
+        const char *path = in_scratch(V1, FILE0);
+
+        assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+        assert_int_equal(open_at(&p, &b, PULL_SLIME, scratch, PULL_NO_VERSION, 1, &e), 0);
+        assert_true(pull_is_whole(p));
+        if (changed != 0) {
+            data[n - 1] ^= 1;
+            write_all(path, data, n);
+        }
+        list = pull_tensors(p);
+        assert_int_equal(pull_source(&s, p, b.store, serial_of(&b), &e), 0);
+        assert_int_equal(updates_submit(b.updates, chunk_from(&b, list, s, false, "pulled"), &e),
+                         0);
+        (void)fx_await(&b.answer);
+        assert_int_equal(b.answer.e.code, changed != 0 ? ERR_UNREADABLE : ERR_NONE);
+    }
+    assert_non_null(strstr(b.answer.e.msg, "was changed while it was read"));
+    assert_version(&b, 0);
+    free(data);
+    bench_close(&b);
+}
+
 static void test_a_served_version_is_proven(void **state)
 {
     struct progress progress = {.deadline_us = CLOCK_NEVER};
@@ -614,6 +654,7 @@ int main(void)
         cmocka_unit_test(test_another_base_is_noticed),
         cmocka_unit_test(test_another_base_stays_refused),
         cmocka_unit_test(test_frames_count_as_memory_for_weights),
+        cmocka_unit_test(test_a_checkpoint_that_changes_meanwhile),
         cmocka_unit_test(test_a_served_version_is_proven),
         cmocka_unit_test(test_the_base_model_is_compared),
     };
