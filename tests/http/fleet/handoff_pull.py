@@ -7,9 +7,10 @@ Usage: as handoff.py says, with the published versions in DELTAS.
 import json
 import os
 import shutil
+import subprocess
 
 from fleet_world import until
-from handoff_world import MODEL, WORK, Stage, checkpoint, run_cases
+from handoff_world import BATON, MODEL, WORK, Stage, checkpoint, run_cases
 
 DELTAS, SOURCE = os.environ["DELTAS"], os.path.join(WORK, "published")
 SLIME = {"local_checkpoint_dir": "/elsewhere", "source_dir": SOURCE}
@@ -180,6 +181,9 @@ def not_staged(kind):
                 break  # a reload names a path as far as it knows
             named = "'target_version'" if "/update" in said else "'base_model_path'" if "/init" in said else ""
             assert named in said, said
+        done = subprocess.run([BATON, "push", checkpoint("01500"), "--delta-from", "x", "--delta-base", checkpoint("00100"),
+                               "--url", s.server.url], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1 and "start it with --stage" in done.stderr and "hint" not in done.stderr, done
 
 
 CASES = {f.__name__: f for f in (chain, dies, blinks, base, not_staged)}
