@@ -556,6 +556,8 @@ static void test_frames_count_as_memory_for_weights(void **state)
 static void test_a_checkpoint_that_changes_meanwhile(void **state)
 {
     const struct timespec old[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    struct progress progress = {.deadline_us = CLOCK_NEVER};
+    const struct version *v = NULL;
     struct tensor_list *list;
     struct pull *p = NULL;
     struct source *s = NULL;
@@ -588,6 +590,17 @@ static void test_a_checkpoint_that_changes_meanwhile(void **state)
     }
     assert_non_null(strstr(b.answer.e.msg, "was changed while it was read"));
     assert_version(&b, 0);
+    assert_int_equal(store_pin(b.store, &v, &e), 0);
+    for (int changed = 1; changed >= 0; changed--) { /* the file is; it is compared byte for byte */
+        assert_int_equal(open_at(&p, &b, PULL_SLIME, scratch, 1, 1, &e), 0);
+        assert_int_equal(pull_prove(p, b.store, v, &progress, &e), changed != 0 ? -1 : 0);
+        assert_int_equal(e.code, changed != 0 ? ERR_PRECONDITION : ERR_NONE);
+        err_clear(&e);
+        pull_close(p);
+        data[n - 1] ^= 1;
+        write_all(in_scratch(V1, FILE0), data, n);
+    }
+    store_unpin(b.store, v);
     free(data);
     bench_close(&b);
 }
