@@ -23,6 +23,7 @@ enum {
     NAMES_MAX = 64,
     COUNTERS_MAX = 32,
     COPIES_MAX = 4,
+    READINGS_MAX = 1024,
     READ_MS = 2,
     KEPT_US = 8000000, /* a window: longer than anybody waits for it */
     HANDOFF_US = HANDOFF_WAIT_STEPS * 60000000 + 2000000
@@ -30,6 +31,14 @@ enum {
 
 struct stage_cell {
     int32_t version, tensor;
+};
+
+/* Of an engine that has not read yet; NULL: of none. */
+struct reading {
+    struct stage_bytes b;
+    struct engine *engine;
+    unsigned process;
+    bool was_removed;
 };
 
 static struct {
@@ -49,6 +58,7 @@ static struct {
         char name[64];
         void *base;
     } counters[COUNTERS_MAX];
+    struct reading readings[READINGS_MAX];
 } st;
 
 /* ---- the store ---- */
@@ -400,13 +410,6 @@ bool stage_find(struct stage_bytes *out, const char *text, const json_t *body)
 
 /* ---- who reads ---- */
 
-struct reading {
-    struct stage_bytes b;
-    struct engine *engine;
-    unsigned process;
-    bool was_removed;
-};
-
 static void read_cells(struct engine *g, const struct stage_bytes *b)
 {
     bool whole = true;
@@ -445,19 +448,22 @@ static void on_read(void *arg)
         read_cells(r->engine, &r->b);
         count_down(&r->b);
     }
-    free(r);
+    r->engine = NULL;
 }
 
 void stage_read(struct engine *g, const struct stage_bytes *b)
 {
     struct reading *r;
+    size_t i = 0;
 
     if (b->ref_name[0] == '\0') {
         read_cells(g, b);
         return;
     }
-    r = malloc(sizeof *r);
-    assert(r != NULL);
+    while (i < READINGS_MAX && st.readings[i].engine != NULL)
+        i++;
+    assert(i < READINGS_MAX);
+    r = &st.readings[i];
     *r = (struct reading){*b, g, g->process, g->was_removed};
     sched_after(1000u * (world.cfg.seed == 0 ? READ_MS : 1 + sched_draw(20)), on_read, r);
 }
@@ -478,6 +484,7 @@ void stage_begin(void)
         free(st.counters[i].base);
     memset(st.counters, 0, sizeof st.counters);
     memset(st.n_pins, 0, sizeof st.n_pins);
+    memset(st.readings, 0, sizeof st.readings);
     st.handoff = NULL;
     st.n_names = 0;
     st.committed = st.handed = 0;
