@@ -132,6 +132,8 @@ static int send_chunk(struct fleet_session *s, int target, unsigned chunk)
     return rc;
 }
 
+/* What a part builds on changes no more once its engines are chosen; but none may report it then,
+ * as they were removed before the start was answered. */
 static struct fleet_session *start_update(int target, bool partial)
 {
     char label[16];
@@ -140,6 +142,7 @@ static struct fleet_session *start_update(int target, bool partial)
     struct fleet_session *s = NULL;
     struct err e = {0};
     struct ask *a = ask_begin("a start", ASK_US);
+    int base = world_version();
 
     (void)snprintf(label, sizeof label, "v%d", target);
     if (fleet_start_update(world.fc, &req, &s, &replies, &e) != 0) {
@@ -147,7 +150,7 @@ static struct fleet_session *start_update(int target, bool partial)
         world_trace("start of v%d: %s", target, e.msg);
     } else if (partial) {
         world.parts[target].is_part = true;
-        world.parts[target].base = world_version();
+        world.parts[target].base = world_version() != TORN ? world_version() : base;
         world_trace("v%d is a part, on v%d", target, world.parts[target].base);
     }
     ask_end(a);
