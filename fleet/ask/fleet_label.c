@@ -7,29 +7,38 @@
 
 /* The engines that serve the fleet's version; only they can get its new name. Before the first
  * update that is not known of an engine that is not ready. */
+static bool is_in_step(struct fleet_control *fc, struct upstream *upstream)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    return info.synced && !info.fenced && (info.serial > 0 || info.report.not_ready[0] == '\0');
+}
+
 static size_t engines_in_step(struct fleet_control *fc, const struct upstream_list *all,
                               const struct api_args *args, struct fleet_target *targets)
 {
     struct fleet_target reachable[FLEET_MAX];
     size_t n = fleet_reachable(fc, all, args, reachable), n_targets = 0;
-    struct upstream_info info;
 
-    for (size_t i = 0; i < n; i++) {
-        fleet_info(fleet_of(fc), reachable[i].upstream, &info);
-        if (info.synced && !info.fenced && (info.serial > 0 || info.report.not_ready[0] == '\0'))
+    for (size_t i = 0; i < n; i++)
+        if (is_in_step(fc, reachable[i].upstream))
             targets[n_targets++] = reachable[i];
-    }
     return n_targets;
 }
 
-/* Does it report another version than the fleet's? Then it was restarted since its last probe, or
- * another client has changed it, and the name would be that of other bytes there. */
-static bool has_other_version(struct fleet_control *fc, const char *fleet_label,
-                              const struct fleet_result *read)
+/* Does it report another version than the fleet's, or none in time? Then it was restarted since its
+ * last probe, or another client has changed it, or either may be, and the name would be that of
+ * other bytes there. One that refuses to tell has no such route. */
+static bool may_have_other_version(struct fleet_control *fc, const char *fleet_label,
+                                   const struct fleet_result *read)
 {
+    enum have_answer answer = fleet_result_answer(read);
     char label[API_VERSION_MAX + 1];
     struct err ignored = {0};
 
+    if (answer != HAVE_GOOD)
+        return answer != HAVE_REFUSED;
     return read->outcome == FLEET_OK &&
            api_read_version(label, upstream_kind(read->upstream), read->text, read->text_len,
                             &ignored) == 0 &&
@@ -37,7 +46,8 @@ static bool has_other_version(struct fleet_control *fc, const char *fleet_label,
            !fleet_may_name(fleet_of(fc), read->upstream, label);
 }
 
-/* Leaves those out. @targets, @n  in, out */
+/* Leaves those out, and those that are found to be out of step while another does not answer.
+ * @targets, @n  in, out */
 static int read_versions(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
                          struct err *e)
 {
@@ -51,10 +61,11 @@ static int read_versions(struct fleet_control *fc, struct fleet_target *targets,
     if (fleet_query(fc, API_GET_VERSION, targets, *n, fleet_step_us(fc), &read, e) != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
-        if (!has_other_version(fc, stats.label, &read.list[i]))
+        if (is_in_step(fc, targets[i].upstream) &&
+            !may_have_other_version(fc, stats.label, &read.list[i]))
             targets[n_kept++] = targets[i];
     *n = n_kept;
-    return 0;
+    return n_kept > 0 || fleet_results_ok(&read, e) ? 0 : -1;
 }
 
 static int fleet_label_check_serial(struct fleet_control *fc, uint64_t if_serial, struct err *e)

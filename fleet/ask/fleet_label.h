@@ -22,9 +22,10 @@ struct fleet_label_request {
 };
 
 /* fleet_label_all - give every engine that serves the fleet's version this one. Each is read first:
- * one that reports another version was restarted since its last probe, or another client changed
- * it; it is not asked. It is then out of step, and so is an engine on which it fails. If it fails
- * on all, nothing changes, unless the name was recorded: then all are out of step.
+ * one that reports another version, or does not answer, may have been restarted since its last
+ * probe, or changed by another client; it is not asked. It is then out of step, and so is an engine
+ * on which it fails. If it fails on all, nothing changes, unless the name was recorded: then all
+ * are out of step.
  * @results  in: zeroed; also on errors, unless no engine was asked, or the answers are lost
  * @serial   written also on errors of engines: of what is served, which stays; 0: nothing was
  *           changed
