@@ -70,29 +70,35 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
 
 /* An engine that was started and got no tensors gets a finish without a version, which changes
  * nothing. A start whose answer was lost, or was an error, may not have been executed; then there
- * is nothing to finish. An SGLang without an open update, since it was restarted, answers 400. */
+ * is nothing to finish, which its refusal says but does not prove: the next update closes it first.
+ * An SGLang without an open update, since it was restarted, answers 400. */
 static void on_closed(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     bool refused = result->outcome == FLEET_REFUSED;
     bool none_open = p->no_process_id && refused && result->status == 400;
     bool doubtful = p->own_update != PART_UPDATE_OPEN || (p->out && p->outcome == FLEET_UNKNOWN);
+    struct err other = {0};
 
     (void)arg;
-    if (!result_ok(result) && !none_open && !(doubtful && refused)) {
-        part_set_in_doubt(p, &result->why);
+    if (result_ok(result) && p->own_update != PART_UPDATE_OPEN && !p->closes_any)
+        (void)err_set(&other, ERR_UNSYNCED, "",
+                      "it had an update open, and refused to start one: that may have been another "
+                      "client's, with a part of its tensors");
+    if (other.code != ERR_NONE || (!result_ok(result) && !none_open && !(doubtful && refused))) {
+        part_set_in_doubt(p, other.code != ERR_NONE ? &other : &result->why);
         return;
     }
     p->own_update = PART_UPDATE_CLOSED;
-    upstream_note_closed(p->upstream);
+    if (result_ok(result) || none_open)
+        upstream_note_closed(p->upstream);
 }
 
-/* Was it started, or may it have been? One of another client is left alone (closes_any). */
+/* Was it started, or may it have been, as an error of its own (5xx) does not tell? */
 static bool may_be_started(const struct fleet_part *p)
 {
     enum own_fact own = upstream_have(p->upstream).own;
 
-    return p->own_update == PART_UPDATE_OPEN ||
-           (p->closes_any && (own == OWN_UNKNOWN || own == OWN_OPEN));
+    return p->own_update == PART_UPDATE_OPEN || own == OWN_UNKNOWN || own == OWN_OPEN;
 }
 
 /* An engine that was started and will not be finished is closed if it got no tensors. An SGLang

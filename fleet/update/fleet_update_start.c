@@ -43,13 +43,14 @@ static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
     return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
 }
 
-/* May an earlier update, of this server or one before it, still be open there? A start that an
- * engine answered with an error may have opened one; it is closed by a hand-off only, because
- * another client may have opened it where this server is not the only one that updates engines. */
+/* May an earlier update, of this server or one before it, still be open there? One of another
+ * client is closed by a hand-off only, where this server is the only one that updates engines, and
+ * where the engine has nothing of a version. */
 static bool may_have_open_update(const struct fleet_session *s, const struct fleet_part *p,
-                                 bool first_update)
+                                 const struct upstream_info *info)
 {
-    return p->before != PART_WAS_IN_STEP || first_update || s->handoff;
+    return p->before != PART_WAS_IN_STEP || info->serial == 0 || s->handoff ||
+           info->have.own == OWN_UNKNOWN || info->have.own == OWN_OPEN;
 }
 
 static void parts_init(struct fleet_control *fc, struct fleet_session *s,
@@ -74,7 +75,7 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
                     : info.synced ? PART_WAS_IN_STEP
                     : undecided   ? PART_WAS_UNDECIDED
                                   : PART_WAS_OUT_OF_STEP;
-        p->closes_any = !p->two_phase && may_have_open_update(s, p, info.serial == 0);
+        p->closes_any = !p->two_phase && may_have_open_update(s, p, &info);
         if (p->closes_any)
             p->own_update = PART_UPDATE_EARLIER;
     }
