@@ -172,10 +172,9 @@ static char *copy_of(const json_t *value)
 
 char *api_read_model(enum upstream_kind kind, const char *text, size_t len)
 {
-    struct err ignored = {0};
-    json_auto_t *config = api_read_config(kind, text, len, &ignored);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    return copy_of(api_at(config, "/model_config/model"));
+    return copy_of(api_at(reply, upstream_api(kind)->model_at));
 }
 
 char *api_read_architecture(const char *text, size_t len)

@@ -275,5 +275,6 @@ const struct upstream_api baton_api = {
     .version_at = "/weights/weight_version",
     .n_ranks = baton_n_ranks,
     .config = api_vllm_config,
+    .model_at = "/vllm_config/model_config/model",
     .check_done = baton_check_done,
 };

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* The first release, as 0.5.N, whose flattened buckets may have several dtypes. */
-enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6 };
+enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6, SGLANG_BEGINS = 18 };
 
 /* the transfer */
 
@@ -267,6 +267,75 @@ static void sglang_read_release(struct api_release *out, const char *release)
                            "of several dtypes; update it, or give a GPU, as in --stage cuda:0";
 }
 
+/* Is it a release that processes no weights at the end of an update of tensors? Not known of what
+ * was built between releases. */
+static bool sglang_ends_nothing(const char *release)
+{
+    unsigned minor = 0, patch = 0;
+
+    return sscanf(release, "0.%4u.%4u", &minor, &patch) == 2 && strstr(release, "dev") == NULL &&
+           minor > 0 && minor <= SGLANG_MINOR && (minor < SGLANG_MINOR || patch < SGLANG_BEGINS);
+}
+
+/* @words  between spaces; NULL: it must be null */
+static bool is_one_of(const json_t *value, const char *words)
+{
+    char word[API_WORD_MAX];
+
+    while (json_is_string(value) && (words = api_next_word(word, words)) != NULL)
+        if (strcmp(word, json_string_value(value)) == 0)
+            return true;
+    return json_is_null(value) && words == NULL;
+}
+
+static int refuse_partial(const char *what, const json_t *is, struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "",
+                   "processes all its weights at the end of an update, and nothing shows that this "
+                   "keeps those that a partial one does not bring: its %s is %.100s; send all "
+                   "tensors",
+                   what, json_is_string(is) ? json_string_value(is) : "unknown or unsuitable");
+}
+
+/* In these models linear layers and embeddings process their weights only on a CPU or an NPU, or if
+ * they are quantized; nothing else does. Left out are experts: environment variables that it does
+ * not report have them shuffled or interleaved. Source: 0.5.21 to 0.5.23, srt/layers/quantization/
+ * unquant.py, process_weights_after_loading. A quantized checkpoint is not in its own configuration
+ * [srt/configs/model_config.py, _verify_quantization]. */
+static int sglang_check_partial(bool by_path, const json_t *reply, const json_t *model,
+                                struct err *e)
+{
+    static const char dense[] = "LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM "
+                                "Qwen3ForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM "
+                                "Glm4ForCausalLM";
+    static const struct {
+        const char *member, *is;
+    } plain[] = {{"quantization", NULL},
+                 {"modelopt_quant", NULL},
+                 {"device", "cuda"},
+                 {"load_format", "auto safetensors dummy"},
+                 {"model_impl", "auto sglang"},
+                 {"json_model_override_args", "{}"},
+                 {"speculative_algorithm", NULL}};
+    const json_t *all = json_object_get(model, "architectures"), *name = json_array_get(all, 0);
+
+    if (!by_path && sglang_ends_nothing(api_text(reply, "version", "")))
+        return 0;
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        const json_t *value = json_object_get(reply, plain[i].member);
+
+        if (!is_one_of(value, plain[i].is))
+            return refuse_partial(plain[i].member, value, e);
+    }
+    if (model == NULL)
+        return refuse_partial("model's config.json (in its directory, or --model)", NULL, e);
+    if (api_has(model, "quantization_config") || api_has(model, "compression_config"))
+        return refuse_partial("quantization_config", NULL, e);
+    return json_array_size(all) == 1 && is_one_of(name, dense)
+               ? 0
+               : refuse_partial("architecture", name, e);
+}
+
 /* An exception in a rank ends the whole engine (run_scheduler_process in managers/scheduler.py, in
  * 0.5.6 and in 0.5.16), so an error is answered before the ranks have the request. If they report
  * one, the answer has "success". A gateway may answer 408, 499 or above 500 while they are at work.
@@ -352,6 +421,8 @@ const struct upstream_api sglang_api = {
     .checksums = sglang_checksums,
     .checksum_place_end = '/',
     .config = sglang_config,
+    .model_at = "/model_path",
+    .check_partial = sglang_check_partial,
     .check_done = api_check_success,
     .adapter_is_absent = sglang_adapter_is_absent,
     .read_release = sglang_read_release,

@@ -66,6 +66,17 @@ int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char 
     return config != NULL ? kinds[kind]->names_for_lora(out, release, architecture, config, e) : -1;
 }
 
+int api_check_partial(enum upstream_kind kind, bool by_path, const char *text, size_t len,
+                      const char *model, size_t model_len, struct err *e)
+{
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *config = model != NULL ? json_loadb(model, model_len, 0, NULL) : NULL;
+
+    return kinds[kind]->check_partial != NULL
+               ? kinds[kind]->check_partial(by_path, reply, config, e)
+               : 0;
+}
+
 bool api_has_mapped_nothing(enum upstream_kind kind, int status, const char *text, size_t len)
 {
     const struct upstream_api *api = kinds[kind];

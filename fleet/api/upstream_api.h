@@ -77,6 +77,15 @@ enum api_names {
 int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
                        const char *architecture, const char *text, size_t len, struct err *e);
 
+/* api_check_partial - does the end of an update leave the tensors of an upstream that did not come
+ * as they are? Of what it says of itself and its model, and only if that shows it.
+ * @by_path  it loads files
+ * @text     its reply 200 to API_GET_CONFIG
+ * @model    the text of its model's config.json; NULL: not known, or the model is quantized
+ * Errors: ERR_CONFLICT: that is not known; the message says why, as a predicate, and what to do. */
+int api_check_partial(enum upstream_kind kind, bool by_path, const char *text, size_t len,
+                      const char *model, size_t model_len, struct err *e);
+
 /* The owner of a pause of engines that are fenced (--pause-fenced), as a baton reports it. */
 #define API_FENCE_OWNER "baton:fenced"
 

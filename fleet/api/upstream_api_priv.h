@@ -61,6 +61,9 @@ struct upstream_api {
     char checksum_place_end; /* ends a rank's place in its keys; the parameter's name follows */
     /* Of a reply to API_GET_CONFIG: new; NULL: it does not say, or no memory. */
     json_t *(*config)(const json_t *reply);
+    const char *model_at; /* api_at of the same reply: the model's name or directory */
+    /* api_check_partial; NULL: it keeps them. */
+    int (*check_partial)(bool by_path, const json_t *reply, const json_t *model, struct err *e);
     /* api_check_done. */
     int (*check_done)(enum api_op op, const struct api_args *args, const struct api_context *ctx,
                       const json_t *reply, struct err *e);

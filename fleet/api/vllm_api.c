@@ -374,6 +374,7 @@ const struct upstream_api vllm_api = {
     .checksums = vllm_checksums,
     .checksum_place_end = ':',
     .config = api_vllm_config,
+    .model_at = "/vllm_config/model_config/model",
     .check_done = api_check_success,
     .reset_is_proven = vllm_reset_is_proven,
     .read_release = vllm_read_release,

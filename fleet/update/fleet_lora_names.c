@@ -1,6 +1,7 @@
 /* What the parameters of an engine with adapters are called, found out in each update, before its
  * first byte: an engine that gets other names fails after it has taken its weights apart, and must
- * then be started again. What was learned earlier may have been about another process. */
+ * then be started again. And whether an engine keeps what a partial update does not bring. What was
+ * learned earlier may have been about another process. */
 #include "base/file.h"
 #include "fleet/update/fleet_update_priv.h"
 
@@ -9,51 +10,98 @@
 
 enum { CONFIG_NBYTES_MAX = 16 << 20 };
 
+struct learning {
+    struct fleet_control *fc;
+    const struct fleet_session *s;
+    bool by_path;
+};
+
+/* A vLLM takes no partial update. Files are another question than tensors. */
 static bool needs_names(const struct fleet_part *p, const void *arg)
 {
-    const struct fleet_control *fc = arg;
+    const struct learning *l = arg;
     struct upstream_info info;
 
-    if (p->two_phase || p->names_known || p->out)
+    if (p->two_phase || p->out || (p->names_known && !(l->s->partial && l->by_path)))
         return false;
-    fleet_info(fleet_of(fc), p->upstream, &info);
+    fleet_info(fleet_of(l->fc), p->upstream, &info);
+    if (l->s->partial)
+        return true;
     return info.report.has_lora &&
            api_release_of(upstream_kind(p->upstream), info.report.release).renames_for_lora;
 }
 
-/* New text, or NULL: it is not known. The engine's own directory may be on another host, and then
- * --model has the same model here. */
-static char *architecture_of(const struct fleet_control *fc, const char *theirs)
+/* Its model's config.json: new text, or NULL: it is not known. The engine's own directory may be on
+ * another host, and then --model has the same model here. @dir  where it was, borrowed */
+static char *config_of(const struct fleet_control *fc, const char *theirs, const char **dir,
+                       size_t *len)
 {
-    const char *dir = fc->cfg.model_dir != NULL ? fc->cfg.model_dir : theirs;
-    struct file_cfg file = {.dir = dir, .path = "config.json", .nbytes_max = CONFIG_NBYTES_MAX};
-    struct err ignored = {0};
-    char *text = NULL, *name;
-    size_t len;
+    const char *const dirs[] = {theirs != NULL && theirs[0] == '/' ? theirs : NULL,
+                                fc->cfg.model_dir};
+    char *text = NULL;
 
-    if (dir == NULL || (dir == theirs && dir[0] != '/') ||
-        file_read(&text, &len, &file, &ignored) != 0)
-        return NULL;
-    name = api_read_architecture(text, len);
-    free(text);
-    return name;
+    for (size_t i = 0; i < sizeof dirs / sizeof dirs[0] && text == NULL; i++) {
+        struct file_cfg file = {
+            .dir = dirs[i], .path = "config.json", .nbytes_max = CONFIG_NBYTES_MAX};
+        struct err ignored = {0};
+
+        if (dirs[i] != NULL && file_read(&text, len, &file, &ignored) == 0)
+            *dir = dirs[i];
+    }
+    return text;
 }
 
-/* Its model's configuration may have to be read from a file: not under the lock. */
-static void learn(struct fleet_control *fc, struct fleet_part *p, const struct fleet_result *result)
+/* Two formats say so in a file of their own. */
+static bool is_quantized_by_file(const char *dir)
 {
-    enum upstream_kind kind = upstream_kind(p->upstream);
-    enum api_names names = API_NAMES_PLAIN;
-    struct err why = {0}, named = {0};
+    static const char *const files[] = {"hf_quant_config.json", "quant_model_description.json"};
+    bool found = false;
+
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        struct file_cfg file = {
+            .dir = dir, .path = files[i], .nbytes_max = CONFIG_NBYTES_MAX, .optional = true};
+        struct err ignored = {0};
+        char *text = NULL;
+        size_t len;
+
+        found = found || file_read(&text, &len, &file, &ignored) != 0 || text != NULL;
+        free(text);
+    }
+    return found;
+}
+
+static int learn_names(enum api_names *out, struct fleet_control *fc, const struct fleet_part *p,
+                       const char *config, size_t config_len, const struct fleet_result *result,
+                       struct err *why)
+{
+    char *architecture = config != NULL ? api_read_architecture(config, config_len) : NULL;
     struct upstream_info info;
-    char *model, *architecture;
     int rc;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
-    model = api_read_model(kind, result->text, result->text_len);
-    architecture = architecture_of(fc, model);
-    rc = api_names_for_lora(&names, kind, info.report.release, architecture, result->text,
-                            result->text_len, &why);
+    rc = api_names_for_lora(out, upstream_kind(p->upstream), info.report.release, architecture,
+                            result->text, result->text_len, why);
+    free(architecture);
+    return rc;
+}
+
+/* Its model's configuration may have to be read from a file: not under the lock. */
+static void learn(const struct learning *l, struct fleet_part *p, const struct fleet_result *result)
+{
+    struct fleet_control *fc = l->fc;
+    enum upstream_kind kind = upstream_kind(p->upstream);
+    enum api_names names = API_NAMES_PLAIN;
+    struct err why = {0}, named = {0};
+    const char *dir = NULL;
+    size_t len = 0;
+    char *model = api_read_model(kind, result->text, result->text_len),
+         *config = config_of(fc, model, &dir, &len);
+    int rc = l->s->partial
+                 ? api_check_partial(kind, l->by_path, result->text, result->text_len,
+                                     dir != NULL && is_quantized_by_file(dir) ? NULL : config, len,
+                                     &why)
+                 : learn_names(&names, fc, p, config, len, result, &why);
+
     if (rc != 0)
         (void)err_set(&named, why.code, why.field, "%.120s %.380s", upstream_name(p->upstream),
                       why.msg);
@@ -64,12 +112,14 @@ static void learn(struct fleet_control *fc, struct fleet_part *p, const struct f
         part_drop(p, FLEET_REFUSED, 0, &named);
     mtx_unlock(&fc->lock);
     free(model);
-    free(architecture);
+    free(config);
 }
 
-int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, bool by_path,
+                      struct err *e)
 {
-    const struct fanout f = {.select = needs_names, .arg = fc};
+    struct learning l = {.fc = fc, .s = s, .by_path = by_path};
+    const struct fanout f = {.select = needs_names, .arg = &l};
     fleet_results_auto results = {0};
     struct fleet_batch b;
 
@@ -81,7 +131,7 @@ int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, struct 
         struct fleet_part *p = &s->parts[b.part[i]];
 
         if (result_ok(&results.list[i])) {
-            learn(fc, p, &results.list[i]);
+            learn(&l, p, &results.list[i]);
             continue;
         }
         mtx_lock(&fc->lock);

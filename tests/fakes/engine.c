@@ -4,7 +4,7 @@
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
  *   [--vllm-version 0.24.0] [--vllm-config JSON] [--journal N] [--idle-ms N] [--plain-finish]
  *   [--enable-lora]
- *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] [--hicache] */
+ *   [--sglang-version 0.5.N] [--sglang-config JSON] [--silent-reset] [--own-kv] [--hicache] */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -280,6 +280,8 @@ static void parse_other(struct options *o, int which)
         o->vllm_version = optarg;
     else if (which == 'C')
         o->vllm_config = optarg;
+    else if (which == 'G')
+        o->sglang_config = optarg;
     else if (which == 'P')
         o->pad = number(optarg);
     else if (which == 'F')
@@ -319,6 +321,7 @@ static void parse_options(struct options *o, int argc, char **argv)
                                           {"plain-finish", 0, NULL, 'F'},
                                           {"enable-lora", 0, NULL, 'L'},
                                           {"sglang-version", 1, NULL, 'V'},
+                                          {"sglang-config", 1, NULL, 'G'},
                                           {"experts", 1, NULL, 'E'},
                                           {"silent-reset", 0, NULL, 'S'},
                                           {"own-kv", 0, NULL, 'K'},
@@ -397,7 +400,8 @@ int main(int argc, char **argv)
                                          .world_size = 1,
                                          .n_tokens = 16,
                                          .n_journal = 65536,
-                                         .sglang = 23}};
+                                         .sglang = 23,
+                                         .sglang_config = "{}"}};
     struct engine *e = &engine;
     struct rlimit limit;
     int guard = -1;

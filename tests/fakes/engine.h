@@ -48,10 +48,11 @@ struct options {
     size_t n_tokens; /* default of a request */
     size_t pad;      /* spaces after each event of a stream, to make it as long as real ones */
     size_t n_journal;
-    uint64_t interval_us; /* between two tokens of one request */
-    uint64_t idle_us;     /* an idle connection is closed after it; 0: never */
-    bool plain_finish;    /* a vLLM whose finish_weight_update takes no label */
-    unsigned sglang;      /* an SGLang's version: 23 is 0.5.23 */
+    uint64_t interval_us;      /* between two tokens of one request */
+    uint64_t idle_us;          /* an idle connection is closed after it; 0: never */
+    bool plain_finish;         /* a vLLM whose finish_weight_update takes no label */
+    unsigned sglang;           /* an SGLang's version: 23 is 0.5.23 */
+    const char *sglang_config; /* JSON: members of its /server_info, in place of the usual */
     bool silent_reset; /* a vLLM before 0.28: the reply to a reset does not show whether it was done
                         */
     bool hicache;      /* an SGLang with HiCache storage, which a flush does not empty */

@@ -69,20 +69,24 @@ static void weight_version(struct conn *c, const json_t *body)
 static void server_info(struct conn *c, const json_t *body)
 {
     const struct engine *e = c->e;
+    json_t *info, *own = must(json_loads(e->o.sglang_config, 0, NULL));
     char version[16];
 
     (void)body;
     (void)snprintf(version, sizeof version, "0.5.%u", e->o.sglang);
-    conn_reply_json(c, 200,
-                    json_pack("{s:s, s:b, s:b, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:i, "
-                              "s:i, s:s, s:s, s:[{s:I}]}",
-                              "model_path", e->o.model, "enable_memory_saver", 1,
-                              "enable_return_routed_experts", e->o.experts != NULL, "dtype", "auto",
-                              "tp_size", (int)e->o.world_size, "pp_size", 1, "dp_size", 1,
-                              "ep_size", 2, "nnodes", 1, "base_gpu_id", 4, "gpu_id_step", 1,
-                              "enable_lora", 1, "max_lora_rank", 16, "max_loras_per_batch", 8,
-                              "weight_version", e->label, "version", version, "internal_states",
-                              "num_running_reqs", (json_int_t)e->n_running));
+    info = must(json_pack(
+        "{s:s, s:b, s:b, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:s, "
+        "s:s, s:[{s:I}], s:n, s:n, s:s, s:s, s:s, s:s, s:n}",
+        "model_path", e->o.model, "enable_memory_saver", 1, "enable_return_routed_experts",
+        e->o.experts != NULL, "dtype", "auto", "tp_size", (int)e->o.world_size, "pp_size", 1,
+        "dp_size", 1, "ep_size", 2, "nnodes", 1, "base_gpu_id", 4, "gpu_id_step", 1, "enable_lora",
+        1, "max_lora_rank", 16, "max_loras_per_batch", 8, "weight_version", e->label, "version",
+        version, "internal_states", "num_running_reqs", (json_int_t)e->n_running, "quantization",
+        "modelopt_quant", "device", "cuda", "load_format", "auto", "model_impl", "auto",
+        "json_model_override_args", "{}", "speculative_algorithm"));
+    (void)json_object_update(info, own);
+    json_decref(own);
+    conn_reply_json(c, 200, info);
 }
 
 static void server_info_new(struct conn *c, const json_t *body)

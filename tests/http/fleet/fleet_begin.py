@@ -5,9 +5,10 @@ Usage: as fleet_control.py, with sglang.
 """
 
 import json
+import os
 
 from fake_engine_world import PROMPT, expected, ids_of
-from fleet_control import BROADCAST, COLUMNS, FILE, JOIN, LABELS, RANKS, Fleet, mend, ok_of, reboot, refused, told
+from fleet_control import BROADCAST, COLUMNS, FILE, JOIN, LABELS, RANKS, Fleet, mend, model_dir, ok_of, reboot, refused, told
 
 OLD = ("--weight-version", "step-0", "--sglang-version", "0.5.16")
 OLDEST = ("--weight-version", "step-0", "--sglang-version", "0.5.2")
@@ -129,10 +130,53 @@ def partial(f):
             d.post("/update_weight_version", {"new_version": "other", "abort_all_requests": False})
         f.clean()
         for said in (f.front.post("/v1/update_weights", dict(one, transport="nccl", **mine)), f.front.post("/v1/update_weights/finish", mine)):
-            assert ok_of(said) == [i != bad for i in range(n)] and "a partial update cannot bring it there" in said["upstreams"][bad]["error"], said
+            why = said["upstreams"][bad]["error"]  # the second one if a probe has seen it first
+            assert ok_of(said) == [i != bad for i in range(n)], said
+            assert "a partial update cannot bring it there" in why or "no longer in the group" in why, said
         assert d.journal("update") == d.journal("mark") == [] and f.versions() == [d.state()["version"] if i == bad else label for i in range(n)]
         f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
     f.update_all()
+
+
+def rest_kept():
+    """A part is not for an engine whose end of an update may process what did not come once more."""
+    quantized_by_file = model_dir("Qwen3ForCausalLM", "by_file")
+    with open(os.path.join(quantized_by_file, "hf_quant_config.json"), "w", encoding="utf-8") as f:
+        f.write("{}")
+    plain, moe = model_dir("Qwen3ForCausalLM"), model_dir("Qwen3MoeForCausalLM")
+    fp8 = model_dir("Qwen3ForCausalLM", "fp8", quantization_config={"quant_method": "fp8"})
+    cases = [({"model_path": plain, "quantization": "fp8"}, "its quantization is fp8"),
+             ({"model_path": plain, "device": "cpu"}, "its device is cpu"),
+             ({"model_path": plain, "device": None}, "its device is unknown"),
+             ({"model_path": fp8}, "its quantization_config"), ({"model_path": quantized_by_file}, "config.json"),
+             ({"model_path": moe}, "its architecture is Qwen3MoeForCausalLM"), ({"model_path": "Qwen/Qwen3-0.6B"}, "config.json")]
+    old = ("--sglang-version", "0.5.17")
+    engines = [("sglang",), *(("sglang", "--sglang-config", json.dumps(config)) for config, _ in cases),
+               ("sglang", "--sglang-config", json.dumps(cases[0][0]), *old)]
+    takes = [True] + [False] * len(cases) + [True]
+    with Fleet(*engines, min_ready=1) as f:
+        f.init()
+        for by_path in False, True:
+            f.update_all()
+            label, base = next(LABELS), f.label
+            f.clean()
+            mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label, "partial": True})["update_id"]}
+            takes[-1] = not by_path  # which processes all of it too
+            one = {"path": FILE} if by_path else dict({m: c[:1] for m, c in BROADCAST.items() if m != "transport"}, transport="nccl")
+            for said in f.front.post("/v1/update_weights", dict(one, **mine)), f.front.post("/v1/update_weights/finish", mine):
+                assert ok_of(said) == takes, said
+                for (_, why), u in zip(cases, said["upstreams"][1:]):
+                    assert why in u["error"] and "send all tensors" in u["error"], u
+            assert [bool(d.journal("update")) for d in f.doubles] == takes and f.versions() == [label if t else base for t in takes]
+            for d, t in zip(f.doubles, takes):
+                assert t or d.journal("start") == d.journal("mark") == d.journal("pause") == [], d.journal()
+            f.wait(*["serving" if t else "unsynced" for t in takes])
+        f.update_all()
+    with Fleet(("sglang", "--sglang-config", json.dumps(cases[-1][0]))) as f:
+        f.update_all()
+        said = refused(f, 409, "POST", "/v1/update_weights", dict(BROADCAST, partial=True, weight_version=next(LABELS)))
+        assert "send all tensors" in said["error"]["message"], said
+        f.wait("serving")
 
 
 def begun_by_another(f):
@@ -200,6 +244,7 @@ def main():
     with open(FILE, "wb") as out:  # whose names cannot be read here
         out.write(b"weights")
     told("old", old)
+    told("rest_kept", rest_kept)
     with Fleet(*["sglang"] * 3, min_ready=2) as f:
         f.update_all()
         group(f)

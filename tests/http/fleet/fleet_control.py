@@ -45,6 +45,15 @@ def has_in_order(found, wanted):
     return True
 
 
+def model_dir(architecture, name=None, **members):
+    """A folder with the configuration of a model; it is named after it, or so."""
+    folder = os.path.join(WORK, name or architecture)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+        json.dump({"architectures": [architecture], **members}, f)
+    return folder
+
+
 def reboot(d, ms=1):
     """Another process of it, which was away for that long."""
     boots = d.state()["boots"]
@@ -63,7 +72,8 @@ class Fleet:
 
     def __init__(self, *dialects, min_ready=None, options=(), engine=("--weight-version", "step-0"), patient=False):
         named = [(d,) if isinstance(d, str) else d for d in dialects]  # or with options of its own
-        self.doubles = [Double(ENGINE, d, "--world-size", RANKS, *engine, *own) for d, *own in named]
+        says = {"sglang": ("--sglang-config", json.dumps({"model_path": model_dir("Qwen3ForCausalLM")}))}
+        self.doubles = [Double(ENGINE, d, "--world-size", RANKS, *says.get(d, ()), *engine, *own) for d, *own in named]
         self.label = "step-0"
         more = [] if min_ready is None else ["--min-ready", min_ready]
         self.options, self.patient = [*more, *options], patient

@@ -4,9 +4,8 @@ The doubles take and refuse what 0.24 and 0.32 do. Usage: as fleet_control.py.
 """
 
 import json
-import os
 
-from fleet_control import COLUMNS, LABELS, RANKS, WORK, Fleet, refused, told
+from fleet_control import COLUMNS, LABELS, RANKS, WORK, Fleet, model_dir, refused, told
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
          "model.layers.0.self_attn.q_norm.weight", "model.layers.0.mlp.down_proj.weight", "lm_head.weight"]
@@ -15,14 +14,6 @@ WRAPPED = ["model.embed_tokens.base_layer.weight", "model.layers.0.self_attn.q_p
            "model.layers.0.mlp.down_proj.base_layer.weight", "lm_head.weight"]
 TENSORS = {"names": NAMES, "dtype_names": COLUMNS["dtypes"][:1] * len(NAMES), "shapes": COLUMNS["shapes"][:1] * len(NAMES)}
 PICKLED = dict(TENSORS, ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=")
-
-
-def model_dir(architecture):
-    folder = os.path.join(WORK, architecture)
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-        json.dump({"architectures": [architecture]}, f)
-    return folder
 
 
 def engine(release, architecture="Qwen3ForCausalLM", lora=True, **of_lora):
