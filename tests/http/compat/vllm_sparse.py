@@ -252,7 +252,7 @@ def in_its_broadcast(stage, rng):
     stage.invite()
     stage.push([any_patch(rng, stage, UP, 3)])
     stage.start()
-    stage.trainer.begin("send_watched", [bytes(1 << 20)] * 2)
+    stage.trainer.begin("send_watched", [bytes(1 << 24)] * 2)  # more than sockets hold
     stage.refuse({**stage.info([any_patch(rng, stage, UP, 3)]), "names": ["no"]}, 422, "no")
     try:
         stage.trainer.result()
