@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* The first release, as 0.5.N, whose flattened buckets may have several dtypes. */
-enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6, SGLANG_BEGINS = 18 };
+enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6, SGLANG_BEGINS = 21 };
 
 /* the transfer */
 
@@ -27,7 +27,7 @@ static int sglang_shutdown_transfer(const struct api_draft *d)
 
 /* updates */
 
-/* Since 0.5.18. Without a selector it means all: the model and its draft model. */
+/* Since 0.5.21. Without a selector it means all: the model and its draft model. */
 static int sglang_start_update(const struct api_draft *d)
 {
     return api_set_body(d, api_with_text(json_object(), "selector", d->args->selector));
@@ -60,7 +60,7 @@ static int update_from_tensors(const struct api_draft *d)
     json_t *body = update_body(d, "serialized_named_tensors serialized_format=load_format "
                                   "weight_version selector");
 
-    /* What "target" is called before 0.5.18. Tensors of a group mean it there without a member. */
+    /* What "target" is called before 0.5.21. Tensors of a group mean it there without a member. */
     if (strcmp(api_text(d->own, "selector", ""), "target") == 0)
         body = api_with(body, "disable_draft_model", json_true());
     (void)api_set_path(d->out, "/update_weights_from_tensor");

@@ -110,7 +110,7 @@ static void on_earlier_closed(struct fleet_part *p, struct fleet_result *result,
     p->own_update = PART_UPDATE_CLOSED;
 }
 
-/* An SGLang before 0.5.18 has no start, and takes tensors as they come. An engine that refuses, and
+/* An SGLang before 0.5.21 has no start, and takes tensors as they come. An engine that refuses, and
  * may have an earlier update open, gets the start again after that is closed. */
 static void on_started(struct fleet_part *p, struct fleet_result *result, void *arg)
 {

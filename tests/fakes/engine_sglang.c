@@ -1,5 +1,5 @@
 /* SGLang's control routes. Each update overwrites the served weights, and only weight_version shows
- * which was the last. Since 0.5.18 tensors are accepted only between begin and end, files at any
+ * which was the last. Since 0.5.21 tensors are accepted only between begin and end, files at any
  * time. */
 #include "tests/fakes/engine.h"
 
@@ -9,7 +9,7 @@
 
 /* The first release, as 0.5.N, that has the newer names of what it says of itself; that begins and
  * ends updates; whose retracted requests keep no cache. */
-enum { NEW_NAMES = 6, BEGINS = 18, RETRACTS = 23 };
+enum { NEW_NAMES = 6, BEGINS = 21, RETRACTS = 23 };
 
 /* False: this release has no such route; answers 404 as SGLang does. */
 static bool has_route(struct conn *c, unsigned since)

@@ -75,7 +75,7 @@ sglang_response sglang_loads_response;
         .operation = op, __VA_ARGS__                                                               \
     }
 
-/* The begin and the end of an update. Trainers for SGLang before 0.5.18 send neither. */
+/* The begin and the end of an update. Trainers for SGLang before 0.5.21 send neither. */
 #define SGLANG_SESSION                                                                             \
     SGLANG_CONTROL(                                                                                \
         "/begin_weight_update", "sglangBegin", OPERATION_UPDATE_START, .session = SESSION_OPEN,    \

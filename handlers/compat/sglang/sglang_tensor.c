@@ -27,7 +27,7 @@ int sglang_tensor_request(json_t **body, const struct http_request *x, struct er
 
     if (body_bool(&target, *body, "", "disable_draft_model", e) != 0)
         return -1;
-    /* The name of selector before 0.5.18. */
+    /* The name of selector before 0.5.21. */
     if (target && body_given(*body, "selector") == NULL &&
         dialect_set(*body, "selector", json_string("target"), e) != 0)
         return -1;

@@ -205,7 +205,7 @@ def aborted(f):
 
 
 def old():
-    """Of before 0.5.18: no begin, no end, and another word for selector target."""
+    """Of before 0.5.21: no begin, no end, and another word for selector target."""
     for engine in (OLD, OLDEST):
         with Fleet(*["sglang"] * 2, engine=engine) as g:
             g.update_all()
