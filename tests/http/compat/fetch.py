@@ -16,7 +16,8 @@ from fleet_world import until
 from pull_world import BATON, FOLDER, MODEL, SOURCE, STEPS, SkyRL, Trainer, World, base, checks, has, refused, same
 
 RUN = "gs://bucket/run"
-STALL_MS = 1000
+STALL_MS = 1000  # where a server stalls; elsewhere a machine may be slow
+PATIENT_MS = 30000
 INDEX, PAYLOAD = "model.safetensors.index.json", "model-00000-of-00001.safetensors"
 TEMPORARY = os.path.join(FOLDER, "temporary")
 PRIVATE = ("--fetch-cidr", "127.0.0.0/8")
@@ -100,8 +101,8 @@ class Store(http.server.ThreadingHTTPServer):
         self.release.set()
 
 
-def world(*options):
-    return World("--body-stall-timeout", STALL_MS, *options)
+def world(*options, stall_ms=PATIENT_MS):
+    return World("--body-stall-timeout", stall_ms, *options)
 
 
 def right_ones(tls):
@@ -151,7 +152,7 @@ def faults(store):
     stall = f"no byte came for {STALL_MS} ms"
     cases = [(404, "there (yet)"), (403, "answered 403"), (500, "answered 500"), ("redirect", "redirects are not followed"),
              ("short", "'weight_v000001/"), ("huge", "1125899906842624 bytes or more"), ("encoded", "encoding 'gzip'")]
-    with world("--fetch-prefix", f"gs://bucket={store.url}/bucket", *PRIVATE) as server:
+    with world("--fetch-prefix", f"gs://bucket={store.url}/bucket", *PRIVATE, stall_ms=STALL_MS) as server:
         t = Trainer(server, "slime/xor-adler32")
         t.begin(RUN)
         place = t.publish(1)
