@@ -84,14 +84,14 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
  * process before. */
 bool fleet_part_is_alive(struct fleet_control *fc, const struct fleet_part *p);
 
-/* fleet_learn_names - ask the engines that may call their parameters otherwise than a checkpoint
+/* fleet_read_configs - ask the engines that may call their parameters otherwise than a checkpoint
  * does, once in each update, and drop those that do not say, or whose names are not known; and, in
  * a partial update, those that may change what it does not bring (api_check_partial). The caller
  * sends tensors.
  * @by_path  files
  * Blocks: up to FLEET_CONFIG_US. Errors: too few engines are left; fleet_query's. */
-int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, bool by_path,
-                      struct err *e);
+int fleet_read_configs(struct fleet_control *fc, struct fleet_session *s, bool by_path,
+                       struct err *e);
 
 /* fleet_release_unchanged - for engines that are paused for the update and unchanged: close their
  * own updates, restore their versions, and resume them. An engine on which that fails is fenced. An

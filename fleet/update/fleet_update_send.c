@@ -395,7 +395,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
     n_before = n_dropped(fc, s);
     if (fleet_coverage_check(fc, s, &list, e) != 0 ||
-        fleet_learn_names(fc, s, tensors != NULL && tensors->by_path, e) != 0 ||
+        fleet_read_configs(fc, s, tensors != NULL && tensors->by_path, e) != 0 ||
         (t->by_group && drop_non_members(fc, s, tensors->group, &began_us, e) != 0) ||
         fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, tensors, e) != 0 ||
         fleet_send_packing(fc, s, tensors, e) != 0 || fleet_drop_restarted(fc, s, e) != 0) {

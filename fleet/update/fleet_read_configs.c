@@ -17,7 +17,7 @@ struct learning {
 };
 
 /* A vLLM takes no partial update. Files are another question than tensors. */
-static bool needs_names(const struct fleet_part *p, const void *arg)
+static bool is_to_read(const struct fleet_part *p, const void *arg)
 {
     const struct learning *l = arg;
     struct upstream_info info;
@@ -86,7 +86,8 @@ static int learn_names(enum api_names *out, struct fleet_control *fc, const stru
 }
 
 /* Its model's configuration may have to be read from a file: not under the lock. */
-static void learn(const struct learning *l, struct fleet_part *p, const struct fleet_result *result)
+static void read_config(const struct learning *l, struct fleet_part *p,
+                        const struct fleet_result *result)
 {
     struct fleet_control *fc = l->fc;
     enum upstream_kind kind = upstream_kind(p->upstream);
@@ -115,11 +116,11 @@ static void learn(const struct learning *l, struct fleet_part *p, const struct f
     free(config);
 }
 
-int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, bool by_path,
-                      struct err *e)
+int fleet_read_configs(struct fleet_control *fc, struct fleet_session *s, bool by_path,
+                       struct err *e)
 {
     struct learning l = {.fc = fc, .s = s, .by_path = by_path};
-    const struct fanout f = {.select = needs_names, .arg = &l};
+    const struct fanout f = {.select = is_to_read, .arg = &l};
     fleet_results_auto results = {0};
     struct fleet_batch b;
 
@@ -131,7 +132,7 @@ int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, bool by
         struct fleet_part *p = &s->parts[b.part[i]];
 
         if (result_ok(&results.list[i])) {
-            learn(&l, p, &results.list[i]);
+            read_config(&l, p, &results.list[i]);
             continue;
         }
         mtx_lock(&fc->lock);
