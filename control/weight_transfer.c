@@ -264,8 +264,8 @@ static int refuse_chain(const struct weight_transfer *t, uint64_t serial, struct
                        "%llu of this group: %s",
                        why, (unsigned long long)serial, (unsigned long long)t->chain.serial, what);
     return err_set(e, ERR_PRECONDITION, "",
-                   "%s, and an update by this group was refused or not finished, so that its "
-                   "changes are not served: %s",
+                   "%s, and what this group brought last is not served as a version: an update "
+                   "that was refused or not finished, or an adapter: %s",
                    why, what);
 }
 

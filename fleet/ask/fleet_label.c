@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* The engines that serve the fleet's version; only they can get its new name. Before the first
- * update that is not known of an engine that is not ready. */
+/* Does it serve the fleet's version? Before the first update that is not known of an engine that is
+ * not ready. */
 static bool is_in_step(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_info info;
@@ -15,6 +15,7 @@ static bool is_in_step(struct fleet_control *fc, struct upstream *upstream)
     return info.synced && !info.fenced && (info.serial > 0 || info.report.not_ready[0] == '\0');
 }
 
+/* Only these can get its new name. */
 static size_t engines_in_step(struct fleet_control *fc, const struct upstream_list *all,
                               const struct api_args *args, struct fleet_target *targets)
 {

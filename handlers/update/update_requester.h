@@ -36,9 +36,8 @@ void update_note_end(struct http_request *x, const struct update_info *info, con
 
 /* update_reply_done - an update_done_fn: answers the request with the update or its error, and
  * frees `arg`, a struct update_requester. An error says also if its group was left, and ends an
- * update of patches. The reply to a
- * commit also lists which adapters stay valid, and with --stage which upstreams have the version,
- * as does the error of its hand-off. */
+ * update of patches. The reply to a commit also lists which adapters stay valid, and with --stage
+ * which upstreams have the version, as does the error of its hand-off. */
 void update_reply_done(void *arg, const struct update_info *info, const struct err *e);
 
 #endif
