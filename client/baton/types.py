@@ -391,7 +391,8 @@ class _UpstreamReady(TypedDict):
 
 
 class UpstreamReady(_UpstreamReady, total=False):
-    reason: str
+    reason: Literal["asleep", "paused", "not_ready", "unsynced", "fenced", "refused", "down",
+        "unknown"]
     message: str
 
 

@@ -9,6 +9,7 @@
 #include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
+#include "fleet/want/fleet_pause.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -326,25 +327,44 @@ int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
-/* A pause or an update does not count: the engine holds its requests, and a router that took it out
+/* Why it gets no requests, or would refuse them or keep them for ever; NULL: it serves. An update,
+ * and a pause that keeps requests, do not count: they wait, and a router that took all engines out
  * would have none left. */
+static const char *why_not_ready(struct fleet_control *fc, const struct upstream_info *info)
+{
+    struct fleet_sleep sleep;
+    struct pause pause;
+
+    if (info->may_sleep && info->state == UPSTREAM_UNSYNCED)
+        return "asleep";
+    if (info->state != UPSTREAM_SERVING)
+        return upstream_state_name(info->state);
+    fleet_get_sleep(fc, &sleep);
+    if (sleep.weights || sleep.kv)
+        return "asleep";
+    fleet_get_pause(fc, &pause);
+    return pause_is_held(&pause) && pause.reject ? "paused" : NULL;
+}
+
 int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct err *e)
 {
     struct upstream_request req = {0};
     struct upstream_info info;
     struct upstream *it;
+    const char *why;
 
     if (member_read_query(&req, upstream_ready_query, x, e) != 0 ||
         upstreams_find(app->fleet->upstreams, req.upstream, &it, e) != 0)
         return -1;
     fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
     upstream_unref(it);
-    if (info.state == UPSTREAM_SERVING)
+    why = why_not_ready(app->fleet->control, &info);
+    if (why == NULL)
         reply_json(x, 200, json_pack("{s:b}", "ready", 1));
     else
-        reply_json(x, 503,
-                   json_pack("{s:b, s:s, s:s}", "ready", 0, "reason",
-                             upstream_state_name(info.state), "message", info.error.why.msg));
+        reply_json(
+            x, 503,
+            json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", why, "message", info.error.why.msg));
     return 0;
 }
 

@@ -166,7 +166,10 @@ const struct member upstreams_reply[] = {
 
 const struct member upstream_ready_reply[] = {
     {"ready", M_BOOL, .flags = M_REQUIRED},
-    {"reason", M_STRING, .doc = "Its `state`: fenced, unsynced, down, …"},
+    {"reason", M_STRING,
+     M_WORDS("asleep", "paused", "not_ready", "unsynced", "fenced", "refused", "down", "unknown"),
+     .doc = "asleep: it, or the whole fleet, is. paused: requests that come in the pause are "
+            "refused (`new_requests: reject`). Else its `state`"},
     {"message", M_STRING, .doc = "Its `error`; may be empty"},
     {0},
 };

@@ -66,6 +66,32 @@ def paused(f):
     f.heal()
 
 
+def ready(f, *reasons):
+    found = [f.front.ask("GET", "/v1/upstreams/ready?upstream=" + d.url) for d in f.doubles]
+    assert [(status, said.get("reason")) for status, said in found] == [(200 if r is None else 503, r) for r in reasons], found
+    assert all(said["ready"] == (r is None) for (_, said), r in zip(found, reasons)), found
+
+
+def routers(f):
+    """What a router that asks about one engine is answered: requests that would wait make no engine unready."""
+    ready(f, None, None, None)
+    for mode in "keep", "abort":
+        f.front.post("/v1/pause", {"mode": mode})
+        ready(f, None, None, None)
+    if WHICH == "baton":  # the others keep requests
+        f.front.post("/v1/pause", {"new_requests": "reject"})
+        ready(f, "paused", "paused", "paused")
+    f.front.post("/v1/resume")
+    ready(f, None, None, None)
+    f.front.post("/v1/sleep", {"level": 1})
+    ready(f, "asleep", "asleep", "asleep")
+    f.front.post("/v1/wake", {})
+    ready(f, None, None, None)
+    f.doubles[0].process.kill()
+    f.wait("down", "serving", "serving")
+    ready(f, "down", None, None)
+
+
 def clients(f):
     """Clients' pauses and resumes leave it paused, also at the engine itself where that can be seen."""
     f.fence()
@@ -136,7 +162,7 @@ def restarts(f):
 
 def main():
     with Fenced() as f:
-        for case in paused, clients, next_server, removed, restarts:
+        for case in paused, clients, next_server, removed, restarts, routers:
             case(f)
 
 
