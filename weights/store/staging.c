@@ -87,7 +87,16 @@ static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbyt
     }
 }
 
-/* Takes memory from the slab that holds a whole update on a GPU. Returns 1 if there is no such
+/* Is it part of a whole version's memory? On a GPU the pool has a slab of that size idle, also for
+ * a partial update that brings most of a version. */
+static bool in_whole(const struct staging *g, uint32_t place, uint64_t nbytes, uint64_t whole)
+{
+    if (g->whole[place].slab != NULL || (nbytes <= whole && nbytes >= whole - whole / 8))
+        return true;
+    return !g->partial && !(g->sharded && g->store->n_ranks > 1 && g->store->owners == NULL);
+}
+
+/* Takes memory from the slab that holds a whole version on a GPU. Returns 1 if there is no such
  * slab, because only a part is sent there, or if it is full, because aligned buckets waste more
  * than was planned. */
 static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
@@ -96,8 +105,8 @@ static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
     struct staging_whole *whole = &g->whole[place < STORE_DEVICES_MAX ? place : 0];
     uint64_t at;
 
-    if (store_device(g->store, place) == NULL || g->partial ||
-        (g->sharded && g->store->n_ranks > 1 && g->store->owners == NULL))
+    if (store_device(g->store, place) == NULL ||
+        !in_whole(g, place, nbytes, store_whole_nbytes(g->store, place)))
         return 1;
     if (whole->slab == NULL) {
         whole->nbytes = store_whole_nbytes(g->store, place);
@@ -114,16 +123,6 @@ static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
     return 0;
 }
 
-/* Most of a version takes as much on a GPU as a whole one: the pool has a slab of that size idle.
- */
-static uint64_t slab_nbytes(const struct staging *g, uint32_t place, uint64_t nbytes)
-{
-    uint64_t whole = store_device(g->store, place) != NULL ? store_whole_nbytes(g->store, place)
-                                                           : 0;
-
-    return nbytes < whole && nbytes >= whole - whole / 8 ? whole : nbytes;
-}
-
 int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_memory *out,
                    struct err *e)
 {
@@ -131,7 +130,7 @@ int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct st
     int rc = memory_in_whole(g, place, nbytes, &room, e);
 
     if (rc > 0)
-        rc = slab_of(store_slabs(g->store, place), slab_nbytes(g, place, nbytes), &room.slab, e);
+        rc = slab_of(store_slabs(g->store, place), nbytes, &room.slab, e);
     if (rc == 0)
         *out = room;
     else

@@ -171,6 +171,12 @@ uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t ind
  * TENSOR_LIST_NO_TENSOR. */
 uint32_t staging_uneven(const struct staging *g);
 
+/* staging_carry - at the commit of a partial update: copy tensors that it did not bring, where they
+ * keep less than half of an older slab. Writes their views; other tensors have none after it
+ * either. Where there is no memory for it, or a copy fails, it does nothing but say so in the log.
+ * Blocks: until the copies are done. */
+void staging_carry(struct staging *g);
+
 void staging_free(struct staging *g);
 
 #endif

@@ -26,14 +26,14 @@ static int staging_check_complete(const struct store *s, const struct staging *g
 }
 
 /* Completes the next version's views in a place: tensors that arrived there, and the served
- * ones, except those that only other places received anew. */
+ * ones, copied or shared, except those that only other places received anew. */
 static void staging_fill_views(const struct staging *g, uint32_t place, uint64_t serial)
 {
     struct view *views = version_view(g->next, place, 0);
     const bool *arrived = staging_arrivals(g, place);
 
     for (uint32_t i = 0; i < g->next->n_tensors; i++) {
-        if (g->base != NULL && g->spread[i].n_places == 0)
+        if (g->base != NULL && g->spread[i].n_places == 0 && views[i].slab == NULL)
             version_share_view(g->next, g->base, place, i);
         if (arrived[i])
             views[i].serial = serial;
@@ -124,6 +124,7 @@ static int commit_begin(struct store *s, struct staging *g, const char *label, s
 
     if (staging_check_complete(s, g, e) != 0)
         return -1;
+    staging_carry(g);
     mtx_lock(&s->lock);
     rc = publish_begin_locked(s, e);
     mtx_unlock(&s->lock);
