@@ -91,6 +91,7 @@ static int read_whole(struct reading *r, uint32_t i, struct err *e)
     if (add_result(r, t, i, e) != 0)
         return -1;
     d->kind = DELTA_WHOLE;
+    d->base = r->last.index;
     d->values = (struct delta_part){.i = i, .nbytes = t->nbytes};
     return 0;
 }

@@ -496,14 +496,16 @@ static int posted_judge(struct delta_source *d, const struct posted *b, struct p
 
 /* ---- the source ---- */
 
-/* The bytes of a tied name are compared on the host, and come apart from others. */
+/* What an alias or another dtype brings passes through more memory, and comes apart from others. */
 static bool goes_alone(const struct delta_source *d, uint32_t i)
 {
-    uint32_t base = d->link.delta->tensors[i].base;
+    const struct tensor_spec *t = &list_made(d)->tensors[i], *base;
+    uint32_t index = d->link.delta->tensors[i].base;
 
-    return base != TENSOR_LIST_NO_TENSOR &&
-           strcmp(list_made(d)->tensors[i].name,
-                  store_model_spec(d->store)->tensor_list->tensors[base].name) != 0;
+    if (index == TENSOR_LIST_NO_TENSOR)
+        return true;
+    base = &store_model_spec(d->store)->tensor_list->tensors[index];
+    return t->dtype != base->dtype || strcmp(t->name, base->name) != 0;
 }
 
 /* All tensors of a bucket are aligned for their dtypes. */

@@ -39,6 +39,7 @@ static const struct good {
     uint32_t position_nbytes, positions, values; /* N_MAX: none */
 } goods[] = {
     {{{"embed", DTYPE_BF16, 2, {8, 4}}}, "embed", DELTA_WHOLE, 0, N_MAX, 0},
+    {{{"norm", DTYPE_BF16, 2, {1, 4}}}, "norm", DELTA_WHOLE, 0, N_MAX, 0},
     {{{"head", DTYPE_BF16, 2, {8, 4}}}, "head", DELTA_WHOLE, 0, N_MAX, 0},
     {{{"gate_up", DTYPE_BF16, 2, {12, 4}}}, "gate_up", DELTA_WHOLE, 0, N_MAX, 0},
     {{{"embed#xor", DTYPE_U16, 2, {8, 4}}}, "embed", DELTA_XOR, 0, N_MAX, 0},
@@ -120,6 +121,8 @@ static void test_delta_of_parts_tells_the_kind(void **state)
         assert_int_equal(d->result->tensors[0].ndim, 2);
         t = &d->tensors[0];
         assert_int_equal(t->kind, g->kind);
+        if (t->kind == DELTA_WHOLE)
+            assert_int_equal(t->base, tensor_list_find(m->tensor_list, g->result));
         assert_int_equal(t->unit, 2);
         assert_int_equal(t->position_nbytes, g->position_nbytes);
         assert_int_equal(t->positions.i, g->positions == N_MAX ? UINT32_MAX : g->positions);
