@@ -47,8 +47,8 @@ struct delta_part {
 
 struct delta_tensor {
     enum delta_kind kind;
-    uint32_t base;               /* of the model spec's list: whose bytes change. WHOLE: none do, and
-                                    TENSOR_LIST_NO_TENSOR if the name is an alias */
+    uint32_t base;               /* of the model spec's list: whose bytes change; of WHOLE:
+                                    which it is, or TENSOR_LIST_NO_TENSOR, an alias */
     uint32_t unit;               /* bytes: of an element (1, 2, 4 or 8), or 1 */
     uint32_t position_nbytes;    /* INDEX: 4 or 8, or 0: as the sizes of both parts say */
     bool patch;                  /* INDEX, of delta_of_patches: in any order until delta_sort, and
