@@ -316,6 +316,11 @@ static int unknown_name(const struct model_spec_whole *w, const char *name, uint
     char field[ERR_FIELD_MAX];
 
     (void)snprintf(field, sizeof field, "/names/%u", (unsigned)i);
+    if (strchr(name, '#') != NULL)
+        return err_set(e, ERR_MISMATCH, field,
+                       "the model has no tensor '%.*s'; parts of a delta, whose names have a '#', "
+                       "come in an update with \"delta\": true and \"base_version\"",
+                       utf8_cut_name(name), name);
     if (near == NULL)
         near = suggest_by_distance(w, name);
     if (near == NULL)

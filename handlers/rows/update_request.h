@@ -32,7 +32,7 @@ struct update_start_request {
     const char *label;
     struct selector_request selector;
     const char *base_version, *base_update_id;
-    bool partial, convert, delta;
+    bool partial, partial_given, convert, delta;
     int placement; /* enum placement */
     uint32_t lease_s, trainer_ranks;
 };

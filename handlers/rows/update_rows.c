@@ -128,7 +128,8 @@ const struct member selector_rows[] = {
 const struct member update_start_members[] = {
     {"weight_version", M_STRING, M_IN(struct update_start_request, label), .check = label_check,
      .min = 1, .max = VERSION_LABEL_MAX, .doc = DOC_LABEL},
-    {"partial", M_BOOL, M_IN(struct update_start_request, partial), .def = "false",
+    {"partial", M_BOOL, M_IN(struct update_start_request, partial),
+     M_GIVEN(struct update_start_request, partial_given), .def = "false",
      .doc = "Tensors that are not sent keep their values; in front of a fleet only engines that "
             "serve the fleet's version take part, and vLLM accepts no partial update"},
     {"convert", M_BOOL, M_IN(struct update_start_request, convert), .def = "false",

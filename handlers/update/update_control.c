@@ -28,9 +28,13 @@ static int update_start_parse(struct update_start *req, const struct app *app, c
                               struct err *e)
 {
     struct update_start_request r = {0};
+    struct delta_members m;
 
-    if (member_read(&r, update_start_members, body, "", e) != 0 ||
-        delta_members_check(r.delta, r.base_version, r.base_update_id, r.convert, e) != 0 ||
+    if (member_read(&r, update_start_members, body, "", e) != 0)
+        return -1;
+    m = (struct delta_members){r.delta, r.convert, r.partial_given && !r.partial, r.base_version,
+                               r.base_update_id};
+    if (delta_members_check(&m, e) != 0 ||
         (r.base_version != NULL && update_base_find(app->weights->store, r.base_version,
                                                     r.base_update_id, &req->base, e) != 0))
         return -1;

@@ -6,16 +6,19 @@
 
 #include <stdio.h>
 
-int delta_members_check(bool delta, const char *base_version, const char *base_update_id,
-                        bool convert, struct err *e)
+int delta_members_check(const struct delta_members *m, struct err *e)
 {
-    if (delta && base_version == NULL)
+    if (m->delta && m->base_version == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/delta",
                        "a delta needs base_version: the version that it builds on");
-    if (base_update_id != NULL && base_version == NULL)
+    if (m->base_update_id != NULL && m->base_version == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/base_update_id",
                        "base_update_id goes with base_version, the label of what that update made");
-    if (delta && convert)
+    if (m->delta && m->whole)
+        return err_set(e, ERR_BAD_REQUEST, "/partial",
+                       "partial is false, and delta is true: the tensors that a delta does not "
+                       "name keep their bytes");
+    if (m->delta && m->convert)
         return err_set(e, ERR_BAD_REQUEST, "/convert",
                        "a delta changes the served bytes: its values have the model's dtypes, and "
                        "nothing is converted");
@@ -40,7 +43,12 @@ static int params_check(const struct update_request *w, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "/trainer_rank",
                        "trainer_rank is for a session, in which each rank of the trainer sends its "
                        "part: start one, and name its update_id");
-    return delta_members_check(w->delta, w->base_version, w->base_update_id, w->convert, e);
+    return delta_members_check(&(struct delta_members){.delta = w->delta,
+                                                       .convert = w->convert,
+                                                       .whole = w->partial_given && !w->partial,
+                                                       .base_version = w->base_version,
+                                                       .base_update_id = w->base_update_id},
+                               e);
 }
 
 /* Within a session, a client's X-Request-Id is the chunk's id. Not for a whole update: a trainer

@@ -15,11 +15,16 @@
 int update_params_from_body(struct update_request *w, const json_t *body, struct err *e);
 int update_params_from_query(struct update_request *w, const struct http_request *x, struct err *e);
 
-/* delta_members_check - can `delta` go with the other members of a start or a whole update?
- * @base_version, @base_update_id  NULL: not given
- * Errors: ERR_BAD_REQUEST at /delta, /base_update_id, /convert. */
-int delta_members_check(bool delta, const char *base_version, const char *base_update_id,
-                        bool convert, struct err *e);
+/* What a start or a whole update says of a delta. NULL: not given. */
+struct delta_members {
+    bool delta, convert;
+    bool whole; /* "partial": false was given */
+    const char *base_version, *base_update_id;
+};
+
+/* delta_members_check - can they go together?
+ * Errors: ERR_BAD_REQUEST at /delta, /base_update_id, /partial, /convert. */
+int delta_members_check(const struct delta_members *m, struct err *e);
 
 /* update_params_apply - copy them into a chunk. */
 void update_params_apply(struct update_chunk *c, const struct update_request *w,

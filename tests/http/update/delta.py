@@ -217,6 +217,17 @@ def wrong_bases():
             s.post("/v1/update_weights/abort", {"update_id": start["update_id"]})
         refused(lambda: push(s, parts, "body", "step-0", "one", convert=True), 400, "bad_request", "convert")
         refused(lambda: send(s, tensors_of(parts), "shm", delta=True), 400, "bad_request", "base_version")
+        refused(lambda: send(s, tensors_of(parts), "shm"), 422, "manifest_mismatch", "#gap", '"delta": true')
+        # Members that say two things.
+        members = {"base_version": "step-0", "delta": True, "partial": False}
+        with open(delta_file(parts, "step-0"), "rb") as f:
+            body = f.read()
+        for where, said in (("/start", members), ("", {**members, "path": path}), (
+                "?delta=true&base_version=step-0&partial=false", body)):
+            status, said = s.ask("POST", f"/v1/update_weights{where}", said,
+                                 headers={"Content-Type": "application/vnd.safetensors"} if where[:1] == "?" else None)
+            error = said["error"]
+            same((status, error["param"], "delta is true" in error["message"]), (400, "/partial", True), said)
         serves(s, STEP[0], "step-0", "after refusals")
 
         # A precondition of any update.
