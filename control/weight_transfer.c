@@ -269,25 +269,38 @@ static int refuse_chain(const struct weight_transfer *t, uint64_t serial, struct
                    why, what);
 }
 
-int weight_transfer_chain(struct weight_transfer *t, uint64_t serial, const char *update_id,
-                          struct err *e)
+static int chain_begin_locked(struct weight_transfer *t, uint64_t serial, const char *update_id,
+                              struct err *e)
 {
-    int rc = -1;
+    if (serial == 0 || t->chain.serial != serial)
+        return refuse_chain(t, serial, e);
+    t->chain.serial = 0;
+    (void)snprintf(t->chain.update_id, sizeof t->chain.update_id, "%s", update_id);
+    return 0;
+}
 
+/* Locks if it returns 0: there is a group. */
+static int transfer_lock_group(struct weight_transfer *t, struct err *e)
+{
     if (weight_transfer_able(t, e) != 0)
         return -1;
     mtx_lock(&t->lock);
-    if (!has_group_locked(t)) {
-        (void)refuse_groupless_locked(t, e);
-    } else if (strcmp(t->chain.update_id, update_id) == 0) {
-        rc = 0;
-    } else if (serial == 0 || t->chain.serial != serial) {
-        (void)refuse_chain(t, serial, e);
-    } else {
-        t->chain.serial = 0;
-        (void)snprintf(t->chain.update_id, sizeof t->chain.update_id, "%s", update_id);
-        rc = 0;
-    }
+    if (has_group_locked(t))
+        return 0;
+    (void)refuse_groupless_locked(t, e);
+    mtx_unlock(&t->lock);
+    return -1;
+}
+
+int weight_transfer_chain(struct weight_transfer *t, uint64_t serial, const char *update_id,
+                          struct err *e)
+{
+    int rc = 0;
+
+    if (transfer_lock_group(t, e) != 0)
+        return -1;
+    if (strcmp(t->chain.update_id, update_id) != 0)
+        rc = chain_begin_locked(t, serial, update_id, e);
     mtx_unlock(&t->lock);
     return rc;
 }
@@ -313,17 +326,14 @@ void weight_transfer_committed(struct weight_transfer *t, const struct update_in
 int weight_transfer_list(struct weight_transfer *t, struct tensor_list **out,
                          const char *group_name, struct err *e)
 {
-    int rc = -1;
+    int rc;
 
     *out = NULL;
-    if (weight_transfer_able(t, e) != 0)
+    if (transfer_lock_group(t, e) != 0)
         return -1;
-    mtx_lock(&t->lock);
-    if (!has_group_locked(t)) {
-        (void)refuse_groupless_locked(t, e);
-    } else if (check_name_locked(t, group_name, e) == 0) {
+    rc = check_name_locked(t, group_name, e);
+    if (rc == 0)
         rc = nccl_join_list(t->join, out, e);
-    }
     mtx_unlock(&t->lock);
     return rc;
 }
