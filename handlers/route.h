@@ -96,7 +96,8 @@ struct route {
     enum route_session session;
     struct route_body_match body_match;
     bool broadcasts; /* the request of a trainer that may broadcast its tensors before the answer */
-    bool of_pull;    /* a start or finish that goes around a pull, if one waits for its commit */
+    bool routed_array; /* the experts of tokens come as {data, shape, dtype} */
+    bool of_pull;      /* a start or finish that goes around a pull, if one waits for its commit */
     bool whole; /* the body is always parsed as a whole: `translate_request` makes or reads columns
                  */
     const struct member *translated_members; /* members that `translate_request` may make: those of

@@ -343,7 +343,7 @@ static int parse_generate_sampling(struct generate_op *op, const json_t *samplin
 
 static enum routed_form routed_form_of(const struct app *app, const struct route *route)
 {
-    if (route->dialect == DIALECT_SKYRL)
+    if (route->routed_array)
         return ROUTED_SKYRL;
     if (route->form == FORM_NATIVE)
         return ROUTED_NATIVE;

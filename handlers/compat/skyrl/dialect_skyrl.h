@@ -96,6 +96,7 @@ int skyrl_reload_response(json_t **reply, const struct http_request *x);
          .body_max = ROUTE_DATA_MAX,                                                               \
          .members = skyrl_generate_members,                                                        \
          .dialect = DIALECT_SKYRL,                                                                 \
+         .routed_array = true,                                                                     \
          .translated_members = generate_members,                                                   \
          .translate_request = skyrl_generate_request,                                              \
          .operation = OPERATION_GENERATE},                                                         \
