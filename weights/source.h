@@ -114,6 +114,11 @@ struct source_ops {
     int (*receive)(struct source *s, struct progress *p, struct err *e);
     bool (*stuck)(const struct source *s);
 
+    /* share: of a source that makes tensors of what another one brings: the scope of the update,
+     * for that one. Called once, before all others, if the source is an update's. NULL: it has
+     * none. */
+    void (*share)(struct source *s, struct source_scope **scope);
+
     /* group: identifies the group whose broadcasts a source of the third kind receives; not 0.
      * NULL: none. */
     uint64_t (*group)(const struct source *s);

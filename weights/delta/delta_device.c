@@ -147,6 +147,7 @@ int delta_device_copy(struct delta_source *d, struct progress *p, struct err *e)
                                .n_devices = g->n_ranks,
                                .slabs = g->parts,
                                .at = g->at,
+                               .scope = d->scope,
                                .progress = p};
 
     if (parts_take(d, device_copy_places(copy.source, copy.tensor_list, g->at), e) != 0)

@@ -98,6 +98,7 @@ static int read_to_host(struct delta_source *d, struct progress *p, struct err *
                              .tensor_list = d->link.sent.tensor_list,
                              .devices = d->devices,
                              .n_devices = d->n_devices,
+                             .scope = d->scope,
                              .progress = p,
                              .place = part_place,
                              .arrived = part_arrived,
@@ -328,6 +329,11 @@ static int delta_source_fill(struct source *s, const struct tensor_list *tensor_
                         e);
 }
 
+static void delta_source_share(struct source *s, struct source_scope **scope)
+{
+    ((struct delta_source *)s)->scope = scope;
+}
+
 static uint64_t delta_source_group(const struct source *s)
 {
     return source_group(((const struct delta_source *)s)->link.source);
@@ -357,6 +363,7 @@ int delta_source_new(struct source **out, struct tensor_list **result, struct de
     d->ops = (struct source_ops){.name = d->link.pull != NULL ? "pull" : d->link.source->ops->name,
                                  .fill = delta_source_fill,
                                  .finish = delta_source_finish,
+                                 .share = delta_source_share,
                                  .group = delta_source_group,
                                  .close = delta_source_close};
     d->source.ops = &d->ops;

@@ -13,7 +13,8 @@ struct delta_source {
     struct source_ops ops; /* with the name of what brings the changes */
     struct store *store;
     uint64_t base_serial;
-    const struct version *base; /* pinned; NULL until the first fill, and for a whole checkpoint */
+    struct source_scope **scope; /* of the update, borrowed; NULL: none */
+    const struct version *base;  /* pinned; NULL until the first fill, and for a whole checkpoint */
     struct maker {
         struct delta_merge *merge;  /* owned; NULL until its first tensor */
         struct pull_rooms rooms;    /* of one change of a pull */

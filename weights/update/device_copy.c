@@ -60,9 +60,9 @@ static int copy_rank(const struct device_copy *c, uint32_t rank, struct device_b
 
 static int device_copy_mapped(const struct device_copy *c, struct err *e)
 {
-    struct source_scope *scope = NULL;
+    struct source_scope *own = NULL;
     struct err late = {0};
-    int rc = c->source->ops->join(c->source, &scope, e);
+    int rc = c->source->ops->join(c->source, c->scope != NULL ? c->scope : &own, e);
 
     for (uint32_t r = 0; r < c->n_devices && rc == 0; r++) {
         struct device_batch *b;
@@ -77,7 +77,7 @@ static int device_copy_mapped(const struct device_copy *c, struct err *e)
         *e = late;
         rc = -1;
     }
-    source_scope_close(scope);
+    source_scope_close(own);
     return rc;
 }
 

@@ -18,6 +18,7 @@ struct device_copy {
     uint32_t n_devices;                    /* at most STORE_DEVICES_MAX */
     struct slab *const *slabs;             /* [n_devices] each of device_copy_places' size */
     const uint64_t *at;                    /* [n_tensors] as device_copy_places set them */
+    struct source_scope **scope;           /* as in host_copy.h */
     struct progress *progress;             /* deadline, stop, gone; counts no bytes */
 };
 
@@ -30,10 +31,10 @@ uint64_t device_copy_places(const struct source *source, const struct tensor_lis
 /* device_copy_run - copy all tensors, or fail.
  *
  * When this returns, nothing reads from the source's memory any more, its exports have been counted
- * down, and its mappings are closed; nothing writes to the slabs any more, unless they are
- * quarantined, because the source may write to them for ever (source_ops.stuck).
- * Threads: any that the source allows. Blocks: until the deadline or stop of `progress`.
- * Errors: the source's; ERR_CUDA, ERR_NO_MEMORY. */
+ * down, and its mappings are closed or the scope's; nothing writes to the slabs any more, unless
+ * they are quarantined, because the source may write to them for ever (source_ops.stuck). Threads:
+ * any that the source allows. Blocks: until the deadline or stop of `progress`. Errors: the
+ * source's; ERR_CUDA, ERR_NO_MEMORY. */
 int device_copy_run(const struct device_copy *c, struct err *e);
 
 #endif

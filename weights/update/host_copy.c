@@ -61,9 +61,9 @@ static int copy_buckets(const struct host_copy *c, struct err *e)
 /* All blocking copies have ended when the source is released. */
 static int copy_mapped(const struct host_copy *c, struct err *e)
 {
-    struct source_scope *scope = NULL;
+    struct source_scope *own = NULL;
     struct err late = {0};
-    int rc = c->source->ops->join(c->source, &scope, e);
+    int rc = c->source->ops->join(c->source, c->scope != NULL ? c->scope : &own, e);
 
     if (rc == 0)
         rc = copy_buckets(c, e);
@@ -71,7 +71,7 @@ static int copy_mapped(const struct host_copy *c, struct err *e)
         *e = late;
         rc = -1;
     }
-    source_scope_close(scope);
+    source_scope_close(own);
     return rc;
 }
 

@@ -21,6 +21,8 @@ struct host_copy {
     const struct tensor_list *tensor_list; /* of the source; of its first rank */
     struct device *const *devices; /* [n_devices] the source's ranks; none for one that fills */
     uint32_t n_devices;            /* at most STORE_DEVICES_MAX */
+    struct source_scope **scope;   /* of the update that it belongs to, which keeps the mappings;
+                                      NULL: none, and they are closed */
     struct progress *progress;     /* deadline, stop, gone */
 
     /* Returns memory for the bytes of tensor i. Called in ascending order, once for each tensor. */
@@ -36,11 +38,11 @@ struct host_copy {
  *
  * Once the first bucket was requested from a sender, all buckets are received: an error of our own
  * is reported at the end, so that the group stays usable. When this returns, nothing reads from the
- * source's memory any more, its exports have been counted down, its mappings are closed, and the
- * windows are freed, unless something may write to them for ever (source_ops.stuck).
- * Threads: any that the source allows. Blocks: until the deadline or stop of `progress`.
- * Errors: the source's, `arrived`'s; ERR_NO_STAGING (a GPU has no memory for a window: nothing was
- *         requested from the sender), ERR_CUDA, ERR_NO_MEMORY. */
+ * source's memory any more, its exports have been counted down, its mappings are closed or the
+ * scope's, and the windows are freed, unless something may write to them for ever
+ * (source_ops.stuck). Threads: any that the source allows. Blocks: until the deadline or stop of
+ * `progress`. Errors: the source's, `arrived`'s; ERR_NO_STAGING (a GPU has no memory for a window:
+ * nothing was requested from the sender), ERR_CUDA, ERR_NO_MEMORY. */
 int host_copy_run(const struct host_copy *c, struct err *e);
 
 #endif

@@ -240,6 +240,8 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
     f->store = store;
     f->m = store_model_spec(store);
     f->source = c->source;
+    if (f->source->ops->share != NULL)
+        f->source->ops->share(f->source, &s->scope);
     f->pin_deadline_us = clock_after_us(cfg->pin_timeout_us);
     f->non_finite = cfg->non_finite;
     f->n_ranks = n_ranks;

@@ -102,6 +102,8 @@ def by_ipc(world, server, n_devices):
             body = {**handles_of(t, n_devices, specs, parts), **members(k, **sums_of(rng, specs, parts))}
             found = server.post(200, UPDATE, body, f"step {k + 1}")
             must(found["delta"] and found["checksums_on"] == "gpu", found)
+            maps = found["mappings"]
+            must(maps["opened"] >= n_devices and maps["opened"] == maps["closed"] and maps["still_mapped"] == 0, found)
             must(k == 0 or found["changes"]["n_not_compared"] == 0, found)  # all are looked at
             server.serve(new, found)
             data = new
