@@ -40,8 +40,8 @@ struct pull_job {
     bool whole;              /* it has all tensors */
     bool base_read;          /* the trainer's base model was, and compared */
     uint32_t n_versions, n_tensors;
-    uint64_t begun_us;
-    char label[VERSION_LABEL_MAX + 1]; /* in front of engines: that they are given */
+    uint64_t begun_us, fetch_us;       /* the second: how long it took to get indexes and files */
+    char label[VERSION_LABEL_MAX + 1]; /* that the commit gives */
 };
 
 static struct pull_chain *chain_of(const struct app *app)
@@ -69,14 +69,15 @@ static void answer_pulled(struct pull_job *j)
 {
     const struct pull_state *s = &j->state;
     double total_s = (double)(clock_now_us() - j->begun_us) / 1e6;
+    double fetch_s = (double)j->fetch_us / 1e6;
     json_t *served = s->version == PULL_NO_VERSION || is_elsewhere(j)
                          ? json_null()
                          : json_integer((json_int_t)s->version);
     json_t *reply = json_pack(
-        "{s:I, s:o, s:I, s:I, s:s, s:b, s:f}", "version", (json_int_t)j->target, "served", served,
-        "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors, "base",
-        s->base_unchecked && !s->pulled_whole ? "unchecked" : "checked", "base_read", j->base_read,
-        "total_s", total_s);
+        "{s:I, s:o, s:I, s:I, s:s, s:b, s:f, s:f}", "version", (json_int_t)j->target, "served",
+        served, "n_versions", (json_int_t)j->n_versions, "n_tensors", (json_int_t)j->n_tensors,
+        "base", s->base_unchecked && !s->pulled_whole ? "unchecked" : "checked", "base_read",
+        j->base_read, "fetch_s", fetch_s, "total_s", total_s);
     struct http_request *x = j->x;
 
     job_end(j); /* first: the next request may come with the answer */
@@ -366,6 +367,7 @@ static int open_pull(struct pull **out, struct pull_job *j, uint64_t served, str
     struct fetch *fetch = NULL;
     struct pull_cfg cfg = {.form = j->place.form,
                            .spec = store_model_spec(j->app->weights->store),
+                           .progress = &progress,
                            .served = served,
                            .target = j->target};
     int rc;
@@ -391,11 +393,12 @@ static int open_pull(struct pull **out, struct pull_job *j, uint64_t served, str
 static int pull_version(struct pull_job *j, struct err *e)
 {
     bool elsewhere = is_elsewhere(j);
-    uint64_t served = elsewhere ? PULL_NO_VERSION : j->state.version;
+    uint64_t served = elsewhere ? PULL_NO_VERSION : j->state.version, from_us = clock_now_us();
     struct pull *p = NULL;
 
     if (open_pull(&p, j, served, e) != 0)
         return elsewhere ? refuse_elsewhere(j, e) : -1;
+    j->fetch_us = clock_now_us() - from_us;
     if (j->target == served && prove_served(j, p, e) != 0) {
         pull_close(p);
         return -1;
@@ -517,22 +520,36 @@ static void note_committed(struct pull_state *s, uint64_t serial)
     s->committed = true;
 }
 
+/* Who knows the update's id can finish it too, under another label. */
+static void refuse_other_label(struct pull_job *j, const struct update_info *info, struct err *e)
+{
+    if (info->phase != UPDATE_COMMITTED || e->code != ERR_NONE ||
+        strcmp(info->label, j->label) == 0)
+        return;
+    j->state.committed = false;
+    (void)err_set(e, ERR_CONFLICT, "",
+                  "version %llu was pulled to be served as '%.64s', but another client committed "
+                  "it as '%.*s': pull the version again, then name its directory here",
+                  (unsigned long long)j->target, j->label, utf8_cut(info->label, 64), info->label);
+}
+
 static void pull_committed(void *arg, const struct update_info *info, const struct err *e)
 {
     struct pull_job *j = arg;
     struct update_requester *asker = NULL;
-    struct err none = {0};
+    struct err none = {0}, why = *e;
     struct http_request *x = j->x;
     struct app *app = j->app;
 
     if (info->phase == UPDATE_COMMITTED)
         note_committed(&j->state, info->serial);
+    refuse_other_label(j, info, &why);
     forget_pulled(&j->state);
     job_end(j);
     if (update_requester_new(&asker, app, x, NULL, &none) == 0)
-        update_reply_done(asker, info, e);
+        update_reply_done(asker, info, &why);
     else
-        reply_json(x, e->code == ERR_NONE ? 200 : 503, NULL);
+        reply_json(x, why.code == ERR_NONE ? 200 : 503, NULL);
 }
 
 /* The version has the bytes of the one that is served. */
@@ -566,21 +583,22 @@ static void rename_at_engines(void *arg)
                           engines_renamed, j);
 }
 
-static int rename_served(struct pull_job *j, const char *label, struct err *e)
+static int rename_served(struct pull_job *j, struct err *e)
 {
     struct http_request *x = j->x;
     uint64_t serial;
+    json_t *reply;
 
     if (j->app->fleet != NULL) { /* on threads that may wait for engines */
-        (void)snprintf(j->label, sizeof j->label, "%s", label);
         j->job = (struct job){.run = rename_at_engines, .arg = j};
         return workers_post(j->app->fleet->executor, &j->job, WORKERS_NORMAL, e);
     }
-    if (store_set_label(j->app->weights->store, label, j->state.serial, &serial, e) != 0)
+    if (store_set_label(j->app->weights->store, j->label, j->state.serial, &serial, e) != 0)
         return -1;
     note_renamed(j, serial);
+    reply = renamed_json(j->label, serial);
     job_end(j);
-    reply_json(x, 200, renamed_json(label, serial));
+    reply_json(x, 200, reply);
     return 0;
 }
 
@@ -607,20 +625,19 @@ static int check_pulled(struct pull_job *j, const char *label, struct err *e)
 
 static int commit_job(struct pull_job *j, const char *label, bool abort_requests, struct err *e)
 {
-    char number[24];
-
     note_served(j);
     if (check_pulled(j, label, e) != 0)
         return -1;
-    (void)snprintf(number, sizeof number, "%llu", (unsigned long long)j->target);
-    if (label == NULL)
-        label = number;
+    if (label != NULL)
+        (void)snprintf(j->label, sizeof j->label, "%s", label);
+    else
+        (void)snprintf(j->label, sizeof j->label, "%llu", (unsigned long long)j->target);
     if (abort_requests && (j->state.update_id[0] == '\0' || pulled_waits(j->app, &j->state)))
         update_abort_generations(j->app);
     if (j->state.update_id[0] == '\0')
-        return rename_served(j, label, e);
-    if (updates_finish(j->app->weights->updates, j->state.update_id, label, NULL, 0, pull_committed,
-                       j, e) == 0)
+        return rename_served(j, e);
+    if (updates_finish(j->app->weights->updates, j->state.update_id, j->label, NULL, 0,
+                       pull_committed, j, e) == 0)
         return 0;
     if (e->code == ERR_NOT_FOUND || e->code == ERR_ENDED) {
         err_append(e, "; pull the version again");

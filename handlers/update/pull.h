@@ -14,15 +14,14 @@ struct http_request;
 /* handle_pull - members source (a directory beneath --allow-path, or a URL beneath a
  * --fetch-prefix), version, name, base. Version 0 begins a run: what is served must be the model of
  * `base`, if that is a path which can be read, else the one that the server started with.
- * Answers {version, served, n_versions, n_tensors, base, base_read}; "served" is null if no version
- * of this directory is known to be; "base": "unchecked" without such a model, and for the whole run
- * that began so.
- * Threads: any; what blocks runs on one of control/source_threads.h. The answer comes when the
- * version is proven, or with the reason why not; nothing of a refused one is kept.
- * Errors: ERR_CONFLICT (a pull is under way), those of source_threads_post. The answer may be one
- * of fetch_open, of pull_open, of an update's start, of its bytes and of its proof;
- * ERR_PRECONDITION (another directory; the same version with other bytes; the base model is not
- * served), ERR_FORBIDDEN. */
+ * Answers {version, served, n_versions, n_tensors, base, base_read, fetch_s, total_s}; "served" is
+ * null if no version of this directory is known to be; "base": "unchecked" without such a model,
+ * and for the whole run that began so. Threads: any; what blocks runs on one of
+ * control/source_threads.h. The answer comes when the version is proven, or with the reason why
+ * not; nothing of a refused one is kept. Errors: ERR_CONFLICT (a pull is under way), those of
+ * source_threads_post. The answer may be one of fetch_open, of pull_open, of an update's start, of
+ * its bytes and of its proof; ERR_PRECONDITION (another directory; the same version with other
+ * bytes; the base model is not served), ERR_FORBIDDEN. */
 int handle_pull(struct app *app, struct http_request *x, struct err *e);
 
 /* pull_is_named - is `path` the name of what was pulled, or of the version that is served, and no

@@ -135,6 +135,8 @@ int pull_open(struct pull **out, const struct pull_cfg *cfg, struct err *e)
     if (p == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a pull");
     p->cfg = *cfg;
+    p->nbytes_all_left = PULL_FETCH_ALL_FACTOR * cfg->spec->tensor_list->nbytes +
+                         PULL_HEADS_NBYTES_MAX;
     if (read_versions(p, e) != 0 || make_list(p, e) != 0) {
         pull_close(p);
         return -1;

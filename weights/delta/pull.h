@@ -29,6 +29,7 @@ enum {
     PULL_INDEX_NBYTES_MAX = 64 << 20, /* of an index or a manifest: some 100,000 tensors */
     PULL_FETCH_FACTOR = 6, /* of the tensors in a version's fetched files together, in sizes of the
                               model: slime's overwrite may have 5 bytes for each byte */
+    PULL_FETCH_ALL_FACTOR = 12,        /* ... of all versions of a pull */
     PULL_HEADS_NBYTES_MAX = 100000000, /* of the heads of these files together, and no less than one
                                           may have */
     PULL_OVERWRITE_NBYTES_MAX = UINT32_MAX /* of a tensor: its positions have 32 bits */
@@ -50,8 +51,10 @@ struct pull_cfg {
      * Errors: ERR_NOT_FOUND (there is no such file), and others. */
     int (*fetch)(void *arg, int *fd, const char *name, uint64_t nbytes_max, struct err *e);
     void *fetch_arg;
-    uint64_t served; /* the version that is served; PULL_NO_VERSION: not known */
-    uint64_t target; /* above `served`, or the same */
+    const struct progress *progress; /* borrowed until pull_open returns: when it has to end; NULL:
+                                        never */
+    uint64_t served;                 /* the version that is served; PULL_NO_VERSION: not known */
+    uint64_t target;                 /* above `served`, or the same */
 };
 
 /* pull_open - read the indexes of the versions up to the target: from the newest whole checkpoint
@@ -69,6 +72,7 @@ struct pull_cfg {
  *   ERR_MISMATCH     the model has no such tensor, or another shape or dtype
  *   ERR_INCOMPLETE   a whole checkpoint without all tensors
  *   ERR_TOO_LARGE    more than a limit above
+ *   ERR_TIMEOUT, ERR_GONE  `progress` ended it
  *   ERR_UNREADABLE, ERR_FORBIDDEN (a link leads out of rootfd), ERR_NO_MEMORY */
 int pull_open(struct pull **out, const struct pull_cfg *cfg, struct err *e);
 void pull_close(struct pull *p); /* accepts NULL */

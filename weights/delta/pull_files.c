@@ -100,6 +100,8 @@ static int pull_open_one(int *fd, const struct pull *p, int dirfd, const char *n
 {
     char path[32 + PULL_FILE_NAME_MAX + 2];
 
+    if (p->cfg.progress != NULL && progress_check(p->cfg.progress, e) != 0)
+        return -1;
     if (p->cfg.fetch != NULL) {
         pull_directory(path, p->cfg.form, p->reading);
         (void)snprintf(path + strlen(path), PULL_FILE_NAME_MAX + 2, "/%s", name);
@@ -339,11 +341,25 @@ static int say_file(struct err *e, const char *name)
     return -1;
 }
 
+/* A server may send more than it should, again and again. */
+static uint64_t nbytes_allowed(const struct pull *p)
+{
+    if (p->cfg.fetch == NULL)
+        return INT64_MAX;
+    return p->nbytes_left < p->nbytes_all_left ? p->nbytes_left : p->nbytes_all_left;
+}
+
+static void say_all_versions(const struct pull *p, struct err *e)
+{
+    if (e->code == ERR_TOO_LARGE && p->nbytes_all_left < p->nbytes_left)
+        err_append(e, ", since the files of all versions of a pull have a limit together: pull "
+                      "fewer versions at once");
+}
+
 int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char *name,
                    uint64_t version, struct err *e)
 {
-    /* A server may send more than it should, again and again. */
-    uint64_t nbytes, max = p->cfg.fetch != NULL ? p->nbytes_left : INT64_MAX;
+    uint64_t nbytes, max = nbytes_allowed(p);
     struct pull_head h = {.file = p->n_files};
     struct pull_file *f, *files;
     struct stat st;
@@ -359,8 +375,10 @@ int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char 
     p->files = files;
     f = &files[p->n_files];
     *f = (struct pull_file){.version = version};
-    if (pull_open_one(&f->fd, p, dirfd, name, max, e) != 0)
+    if (pull_open_one(&f->fd, p, dirfd, name, max, e) != 0) {
+        say_all_versions(p, e);
         return -1;
+    }
     p->n_files++;
     (void)snprintf(f->name, sizeof f->name, "%s", name);
     if (fstat(f->fd, &st) != 0)
@@ -371,8 +389,10 @@ int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char 
         pull_head_fini(&h);
         return say_file(e, name);
     }
-    if (p->cfg.fetch != NULL)
+    if (p->cfg.fetch != NULL) {
         p->nbytes_left -= nbytes;
+        p->nbytes_all_left -= nbytes;
+    }
     *out = h;
     return 0;
 }

@@ -51,6 +51,7 @@ struct pull {
     struct tensor_list *list; /* owned; NULL: nothing changes */
     uint64_t reading;         /* the version that is read */
     uint64_t nbytes_left;     /* that its fetched files may still have */
+    uint64_t nbytes_all_left; /* ... and those of all versions together */
     uint32_t *index;          /* owned; [list->n_tensors]: of the model spec */
 };
 

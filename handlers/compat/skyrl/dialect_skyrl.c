@@ -359,14 +359,16 @@ int skyrl_fetch_response(json_t **reply, const struct http_request *x)
     const struct app *app = x->app;
     uint32_t n_ranks = app_n_devices(app) > 0 ? app_n_devices(app) : 1;
     double total_s = json_real_value(json_object_get(*reply, "total_s"));
+    double fetch_s = json_real_value(json_object_get(*reply, "fetch_s"));
     json_t *results = json_array(), *version = json_object_get(*reply, "version");
     json_t *base = json_object_get(*reply, "base");
 
     for (uint32_t r = 0; r < n_ranks; r++)
-        if (json_array_append_new(results, json_pack("{s:s, s:O, s:{s:f, s:f, s:f, s:f}}", "status",
-                                                     "ok", "target_version", version, "stats",
-                                                     "fetch_s", 0.0, "apply_s", total_s, "reset_s",
-                                                     0.0, "total_s", total_s)) != 0) {
+        if (json_array_append_new(results,
+                                  json_pack("{s:s, s:O, s:{s:f, s:f, s:f, s:f}}", "status", "ok",
+                                            "target_version", version, "stats", "fetch_s", fetch_s,
+                                            "apply_s", total_s - fetch_s, "reset_s", 0.0, "total_s",
+                                            total_s)) != 0) {
             json_decref(results);
             return -1;
         }

@@ -210,6 +210,16 @@ def more_than_the_manifest(store):
                 f.write((60000000).to_bytes(8, "little") + data[8:8 + head].ljust(60000000) + data[8 + head:])
         refused("bytes or more, at most", t.pull, 1, "s3://bucket/run")
         t.publish(1)
+        for version in 1, 2:  # ... of each version as many as it may have: too many together
+            place = t.publish(version)
+            name = sorted(n for n in os.listdir(place) if n.endswith(".safetensors"))[0]
+            with open(os.path.join(place, name), "rb") as f:
+                data = f.read()
+            head = int.from_bytes(data[:8], "little")
+            with open(os.path.join(place, name), "wb") as f:
+                f.write((90000000).to_bytes(8, "little") + data[8:8 + head].ljust(90000000) + data[8 + head:])
+        refused("pull fewer versions at once", t.pull, 2, "s3://bucket/run")
+        t.publish(2)
         t.pull(1, "s3://bucket/run")
         t.reload(1, "s3://bucket/run")
         server.serves(1)

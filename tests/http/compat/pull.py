@@ -67,6 +67,23 @@ def catches_up():
         server.serves(1)
 
 
+def committed_by_another():
+    """Who finishes a pull's update by its id gives it another name: the trainer is told, and repeats its step."""
+    with World() as server:
+        t = Trainer(server, "slime/xor-adler32")
+        t.begin()
+        t.publish(1)
+        t.pull(1)
+        update_id = server.ask("GET", "/v1/status")[1]["update"]["update_id"]
+        status, said = server.post("/v1/update_weights/finish", {"update_id": update_id, "weight_version": "theirs"})
+        same(status, 200, said)
+        refused("another client committed it as 'theirs'", t.reload, 1)
+        server.serves(1, "theirs")
+        t.pull(1)
+        t.reload(1)
+        server.serves(1)
+
+
 def faults():
     with World() as server:
         t = Trainer(server, "slime/xor-adler32")
@@ -370,6 +387,7 @@ def unchecked():
 catches_up()
 runs()
 on_a_gpu()
+committed_by_another()
 faults()
 whole_versions()
 skyrl()

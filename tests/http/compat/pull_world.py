@@ -103,6 +103,9 @@ class SkyRL(Trainer):
         same((found["status"], found["result"][0]["status"], found["result"][0]["target_version"]),
              ("ok", "ok", version), "fetched")
         same(sorted(found["result"][0]["stats"]), ["apply_s", "fetch_s", "reset_s", "total_s"], "stats")
+        stats = found["result"][0]["stats"]
+        same((stats["fetch_s"] > 0, abs(stats["fetch_s"] + stats["apply_s"] - stats["total_s"]) < 1e-6, stats["reset_s"]),
+             (True, True, 0.0), stats)
 
     def reload(self, version, path=SOURCE):
         self.post("/pause?mode=keep&clear_cache=false", {})
