@@ -4,6 +4,7 @@
 
 #include "base/hex.h"
 #include "base/utf8.h"
+#include "engine/lora/adapter_delta.h"
 #include "engine/lora/adapter_names.h"
 #include "memory/memory.h"
 
@@ -24,7 +25,9 @@ struct adapter {
     uint32_t rank;
     uint64_t nbytes;
     uint64_t nbytes_block;
-    char *block; /* owned; mapped */
+    char *block;                 /* owned; mapped */
+    struct tensor_list *tensors; /* owned: one reference */
+    uint64_t *places;            /* owned; [tensors->n_tensors]: offsets in the block */
     char digest[ADAPTER_DIGEST_LEN + 1];
     struct adapter_pair pairs[]; /* [n_layers][ADAPTER_MODULE_COUNT] */
 };
@@ -41,6 +44,8 @@ struct adapter_builder {
     struct halves *halves;   /* owned; as adapter->pairs */
     uint64_t *places;        /* owned; [n_tensors]: offsets in the block, or NO_PLACE */
     uint32_t n_tensors, n_pairs;
+    struct adapter_delta *delta; /* owned; NULL without spec.base, whose tensors are in all above */
+    uint64_t nbytes_parts;       /* of the delta */
     struct adapter_report report;
 };
 
@@ -54,7 +59,19 @@ void adapter_free(struct adapter *a)
         assert(rc == 0);
         (void)rc;
     }
+    tensor_list_unref(a->tensors);
+    free(a->places);
     free(a);
+}
+
+struct tensor_list *adapter_tensors(const struct adapter *a)
+{
+    return a->tensors;
+}
+
+const void *adapter_bytes(const struct adapter *a, uint32_t i)
+{
+    return a->block + a->places[i];
 }
 
 const struct adapter_pair *adapter_pair(const struct adapter *a, uint32_t layer,
@@ -306,6 +323,34 @@ static int lay_out(struct adapter_builder *b, const struct tensor_list *tensor_l
     return 0;
 }
 
+/* The names of what has a place. */
+static int keep_tensors(struct adapter_builder *b, const struct tensor_list *tensor_list,
+                        struct err *e)
+{
+    struct adapter *a = b->adapter;
+    struct tensor_list_builder *names;
+    uint32_t n = 0;
+
+    a->places = malloc((size_t)b->n_tensors * sizeof *a->places);
+    if (a->places == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the names of an adapter");
+    if (tensor_list_builder_new(&names, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < b->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
+
+        if (b->places[i] == NO_PLACE)
+            continue;
+        a->places[n++] = b->places[i];
+        if (tensor_list_builder_add(names, t->name, t->dtype, t->shape, t->ndim, t->numel, e) !=
+            0) {
+            tensor_list_builder_free(names);
+            return -1;
+        }
+    }
+    return tensor_list_builder_finish(names, &a->tensors, e);
+}
+
 static int builder_alloc(struct adapter_builder *b, struct err *e)
 {
     b->adapter = calloc(1, sizeof *b->adapter + b->n_pairs * sizeof b->adapter->pairs[0]);
@@ -328,13 +373,29 @@ static int builder_check(struct adapter_builder *b, const struct tensor_list *te
             return -1;
     if (check_pairs(b, tensor_list, e) != 0 || adapter_check_whole(b, e) != 0)
         return -1;
-    return lay_out(b, tensor_list, e);
+    return lay_out(b, tensor_list, e) == 0 ? keep_tensors(b, tensor_list, e) : -1;
+}
+
+/* The tensors are those of the base, which fitted the model: only the config can be wrong. */
+static int builder_open_delta(struct adapter_builder *b, const struct tensor_list *parts,
+                              struct err *e)
+{
+    b->nbytes_parts = parts->nbytes;
+    if (adapter_delta_new(&b->delta, adapter_tensors(b->spec.base), parts, e) != 0)
+        return -1;
+    if (builder_check(b, adapter_tensors(b->spec.base), e) == 0)
+        return 0;
+    if (e->field[0] != '\0')
+        (void)snprintf(e->field, sizeof e->field, "/adapter_config");
+    return -1;
 }
 
 int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec *spec,
                         const struct tensor_list *tensor_list, struct err *e)
 {
+    const struct tensor_list *all = spec->base != NULL ? adapter_tensors(spec->base) : tensor_list;
     struct adapter_builder *b;
+    int rc;
 
     assert(spec->nbytes_max <= ADAPTER_NBYTES_MAX);
     if (tensor_list->n_tensors > ADAPTER_TENSORS_MAX)
@@ -344,7 +405,7 @@ int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec 
     if (b == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter");
     b->spec = *spec;
-    b->n_tensors = tensor_list->n_tensors;
+    b->n_tensors = all->n_tensors;
     b->n_pairs = spec->model->n_layers * ADAPTER_MODULE_COUNT;
     names_init(&b->report.matched);
     names_init(&b->report.unmatched);
@@ -352,7 +413,11 @@ int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec 
     names_init(&b->report.missing);
     b->report.n_keys_ignored = spec->config->n_ignored;
     b->report.base_changed = spec->config->base_changed;
-    if (builder_alloc(b, e) != 0 || builder_check(b, tensor_list, e) != 0) {
+    rc = builder_alloc(b, e);
+    if (rc == 0)
+        rc = spec->base != NULL ? builder_open_delta(b, tensor_list, e)
+                                : builder_check(b, tensor_list, e);
+    if (rc != 0) {
         adapter_builder_free(b);
         return -1;
     }
@@ -366,6 +431,7 @@ void adapter_builder_free(struct adapter_builder *b)
         return;
     adapter_free(b->adapter);
     adapter_report_fini(&b->report);
+    adapter_delta_free(b->delta);
     free(b->halves);
     free(b->places);
     free(b);
@@ -373,7 +439,7 @@ void adapter_builder_free(struct adapter_builder *b)
 
 uint64_t adapter_builder_nbytes(const struct adapter_builder *b)
 {
-    return b->adapter->nbytes;
+    return b->adapter->nbytes + b->nbytes_parts;
 }
 
 /* Mapped, not from the heap: unmapping returns the memory to the system at once. */
@@ -384,10 +450,12 @@ int adapter_builder_reserve(struct adapter_builder *b, struct err *e)
     void *block;
 
     assert(b->adapter->block == NULL);
-    if (nbytes > room.nbytes)
+    if (nbytes + b->nbytes_parts > room.nbytes)
         return err_set(e, ERR_NO_STAGING, "",
-                       "the adapter takes %" PRIu64 " bytes, but %s leaves %" PRIu64, nbytes,
-                       room.bound, room.nbytes);
+                       "the adapter takes %" PRIu64 " bytes, but %s leaves %" PRIu64,
+                       nbytes + b->nbytes_parts, room.bound, room.nbytes);
+    if (b->delta != NULL && adapter_delta_reserve(b->delta, e) != 0)
+        return -1;
     block = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter of %" PRIu64 " bytes",
@@ -397,10 +465,15 @@ int adapter_builder_reserve(struct adapter_builder *b, struct err *e)
     return 0;
 }
 
-void *adapter_builder_place(const struct adapter_builder *b, uint32_t i)
+static void *place_of(const struct adapter_builder *b, uint32_t i)
 {
     assert(b->adapter->block != NULL && i < b->n_tensors);
     return b->places[i] == NO_PLACE ? NULL : b->adapter->block + b->places[i];
+}
+
+void *adapter_builder_place(const struct adapter_builder *b, uint32_t i)
+{
+    return b->delta != NULL ? adapter_delta_place(b->delta, i) : place_of(b, i);
 }
 
 /* ---- finishing ---- */
@@ -444,11 +517,11 @@ static void make_digest(struct adapter *a, const struct model_config *c)
     hex_text(a->digest, sum, sizeof sum);
 }
 
-int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
-                         uint32_t i, struct err *e)
+static int look_finite(struct adapter_builder *b, const struct tensor_list *tensor_list, uint32_t i,
+                       struct err *e)
 {
     const struct tensor_spec *t = &tensor_list->tensors[i];
-    const void *bytes = adapter_builder_place(b, i);
+    const void *bytes = place_of(b, i);
     struct non_finite found = {0};
     char field[32];
 
@@ -462,6 +535,52 @@ int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *te
     return non_finite_refuse(&found, t->name, t->numel, " of the adapter", field, e);
 }
 
+int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
+                         uint32_t i, struct err *e)
+{
+    return b->delta != NULL ? 0 : look_finite(b, tensor_list, i, e);
+}
+
+static int check_made(const struct adapter_builder *b, const struct made_sums *made, struct err *e)
+{
+    const struct tensor_list *list = adapter_tensors(b->spec.base);
+
+    for (uint32_t k = 0; k < made->names.n; k++) {
+        uint32_t i = tensor_list_find(list, made->names.items[k]);
+        char is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1];
+        struct checksum sum;
+
+        if (i == TENSOR_LIST_NO_TENSOR || place_of(b, i) == NULL)
+            continue;
+        sum = checksum_of(place_of(b, i), list->tensors[i].nbytes);
+        if (checksum_equal(sum, made->sums[k]))
+            continue;
+        checksum_text(&sum, is);
+        checksum_text(&made->sums[k], wanted);
+        return err_set(e, ERR_CHECKSUM, "",
+                       "tensor '%.*s' has checksum %s after the delta, its trainer says %s",
+                       utf8_cut_name(list->tensors[i].name), list->tensors[i].name, is, wanted);
+    }
+    return 0;
+}
+
+int adapter_builder_apply(struct adapter_builder *b, const struct made_sums *made, struct err *e)
+{
+    const struct adapter *base = b->spec.base;
+
+    for (uint32_t i = 0; b->delta != NULL && i < b->n_tensors; i++) {
+        void *out = place_of(b, i);
+
+        if (out != NULL && adapter_delta_make(b->delta, i, adapter_bytes(base, i), out, e) != 0)
+            return -1;
+        if (look_finite(b, adapter_tensors(base), i, e) != 0) {
+            e->field[0] = '\0';
+            return -1;
+        }
+    }
+    return b->delta != NULL ? check_made(b, made, e) : 0;
+}
+
 struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report)
 {
     struct adapter *a = b->adapter;
@@ -469,8 +588,8 @@ struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter
     for (uint32_t i = 0; i < b->n_pairs; i++) {
         if (a->pairs[i].r == 0)
             continue;
-        a->pairs[i].a = adapter_builder_place(b, b->halves[i].tensor[0]);
-        a->pairs[i].b = adapter_builder_place(b, b->halves[i].tensor[1]);
+        a->pairs[i].a = place_of(b, b->halves[i].tensor[0]);
+        a->pairs[i].b = place_of(b, b->halves[i].tensor[1]);
     }
     (void)mprotect(a->block, a->nbytes_block, PROT_READ); /* a stray write crashes */
     make_digest(a, b->spec.model);

@@ -1,8 +1,9 @@
 /* One revision of a LoRA adapter: for each layer and module an optional pair A [r, in], B [out, r].
  *
- * Immutable once made, and complete: its bytes are in one block of its own, and nothing of
- * the file or message that they came from is kept. It is made only when every tensor is known and
- * fits the model, or when the caller allowed a part. */
+ * Immutable once made, and complete: its bytes are in one block of its own, and of the file or
+ * message that they came from only the names are kept, for a delta that builds on it
+ * (engine/lora/adapter_delta.h). It is made only when every tensor is known and fits the model, or
+ * when the caller allowed a part. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_H
 #define BATON_ENGINE_LORA_ADAPTER_H
 
@@ -11,6 +12,7 @@
 #include "engine/lora/adapter_config.h"
 #include "memory/non_finite.h"
 #include "weights/model/model_config.h"
+#include "weights/safetensors.h"
 #include "weights/tensor_list.h"
 
 #include <stdbool.h>
@@ -55,10 +57,17 @@ uint64_t adapter_nbytes(const struct adapter *a); /* what it takes from the syst
  * they are called and however their files were laid out. */
 const char *adapter_digest(const struct adapter *a);
 
+/* adapter_tensors - the tensors that it has, as they came; the adapter's own.
+ * adapter_bytes - those of tensor i of them. */
+struct tensor_list *adapter_tensors(const struct adapter *a);
+const void *adapter_bytes(const struct adapter *a, uint32_t i);
+
 /* ---- making one ---- */
 
 struct adapter_spec {
     const struct model_config *model;  /* borrowed */
+    const struct adapter *base;        /* borrowed; what comes are parts of a delta of it, and the
+                                          adapter gets its tensors. NULL: whole tensors come */
     struct adapter_config *config;     /* borrowed; its match_cpu_us is counted up */
     uint32_t rank_max;                 /* --max-lora-rank */
     uint64_t nbytes_max;               /* of one adapter; at most ADAPTER_NBYTES_MAX */
@@ -81,8 +90,10 @@ void adapter_report_fini(struct adapter_report *r); /* accepts a zeroed one */
 struct adapter_builder;
 
 /* adapter_builder_new - check everything that can be checked before a byte of a tensor is read.
- * @tensor_list  borrowed for the call; names, dtypes and shapes of the tensors that are present
- * Errors: ERR_MISMATCH at /names/<i>: dtype or shape does not fit, a half of a pair is missing;
+ * @tensor_list  names, dtypes and shapes of the tensors that are present; borrowed for the call,
+ *               with spec->base as long as the builder
+ * Errors: those of adapter_delta_new; an error of the config with a delta is at /adapter_config;
+ *         ERR_MISMATCH at /names/<i>: dtype or shape does not fit, a half of a pair is missing;
  *         ERR_MISMATCH: no tensor matches (also with allow_partial: an adapter that changes nothing
  *         is a mistake), or not all do, or a module has none; ERR_BAD_REQUEST: a tensor that is not
  *         supported, a rank over rank_max, a module named twice; ERR_TOO_LARGE
@@ -91,7 +102,8 @@ int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec 
                         const struct tensor_list *tensor_list, struct err *e);
 void adapter_builder_free(struct adapter_builder *b); /* accepts NULL */
 
-/* adapter_builder_nbytes - what the adapter will take (adapter_nbytes). */
+/* adapter_builder_nbytes - what the adapter will take (adapter_nbytes), and the parts of a delta
+ * until then. */
 uint64_t adapter_builder_nbytes(const struct adapter_builder *b);
 
 /* adapter_builder_reserve - take the memory. Errors: ERR_NO_STAGING (the machine has less memory
@@ -107,6 +119,14 @@ void *adapter_builder_place(const struct adapter_builder *b, uint32_t i);
  * Errors: ERR_NON_FINITE at /names/<i>, ERR_NO_MEMORY. */
 int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
                          uint32_t i, struct err *e);
+
+/* adapter_builder_apply - all parts of a delta are in place: make the tensors. Without one nothing.
+ * @made  checksums of tensors of the adapter; those of others are not looked at
+ * Blocks: no; one pass over the adapter, and one over what has a checksum.
+ * Errors: those of delta_merge_* (field ""); ERR_CHECKSUM, ERR_NON_FINITE (field ""),
+ * ERR_NO_MEMORY.
+ */
+int adapter_builder_apply(struct adapter_builder *b, const struct made_sums *made, struct err *e);
 
 /* adapter_builder_finish - all bytes are in place: the adapter, the report (the
  * caller's, may be NULL). Consumes the builder. Reads every byte, for the digest. */

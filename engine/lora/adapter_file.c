@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/mtx.h"
 #include "base/utf8.h"
+#include "engine/lora/adapter_delta.h"
 #include "weights/safetensors.h"
 
 #include <errno.h>
@@ -320,12 +321,16 @@ static int look_fill(struct look *l, struct adapter_builder *b, const struct saf
     if (adapter_builder_reserve(b, e) != 0 ||
         (read_tensors(l, b, s, e) != 0 && e->code != ERR_NON_FINITE))
         return -1;
-    if (look_unchanged(l))
-        return e->code == ERR_NONE ? 0 : -1;
-    err_clear(e);
-    l->verdict = ABSENT;
-    return err_set(e, ERR_UNREADABLE, "/lora_path", "'%.*s' was changed while it was read",
-                   dir_cut(l), l->dir->path);
+    if (!look_unchanged(l)) {
+        err_clear(e);
+        l->verdict = ABSENT;
+        return err_set(e, ERR_UNREADABLE, "/lora_path", "'%.*s' was changed while it was read",
+                       dir_cut(l), l->dir->path);
+    }
+    if (e->code != ERR_NONE)
+        return -1;
+    l->verdict = UNSETTLED;
+    return adapter_builder_apply(b, &s->made, e);
 }
 
 static int look_build(struct look *l, struct adapter **out, struct adapter_report *report,
@@ -336,7 +341,9 @@ static int look_build(struct look *l, struct adapter **out, struct adapter_repor
 
     spec.config = config;
     l->verdict = UNSETTLED;
-    if (adapter_builder_new(&b, &spec, s->tensor_list, e) != 0)
+    if (adapter_delta_check(s->delta_base, spec.base != NULL ? adapter_digest(spec.base) : NULL,
+                            true, "/lora_path", e) != 0 ||
+        adapter_builder_new(&b, &spec, s->tensor_list, e) != 0)
         return -1;
     if (look_fill(l, b, s, e) != 0) {
         adapter_builder_free(b);

@@ -72,7 +72,8 @@ struct adapter_room {
  * ERR_UNREADABLE (still being written at the deadline; cannot be read), ERR_FORBIDDEN (leads
  * outside), ERR_BAD_REQUEST (adapter_model.bin, a malformed file), ERR_TOO_LARGE, ERR_TIMEOUT (the
  *         deadline, while reading), ERR_CONFLICT (stopped), ERR_GONE, and those of
- *         adapter_config_parse, adapter_builder_new, adapter_builder_reserve and room->take.
+ *         adapter_config_parse, adapter_delta_check, adapter_builder_new, adapter_builder_reserve,
+ *         adapter_builder_apply and room->take.
  *         Messages name the file; outputs are untouched. */
 int adapter_file_look(struct adapter_sight *sight, struct adapter **out,
                       struct adapter_report *report, const struct adapter_spec *spec,

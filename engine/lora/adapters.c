@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 struct adapters_revision {
     struct adapters_revision *next; /* among the older ones */
@@ -165,6 +166,12 @@ static int check_options(const char *name, const struct adapters_revision *curre
         return err_set(e, ERR_PRECONDITION, "/if_revision",
                        "adapter '%.*s' is at revision %" PRIu64 ", not %" PRIu64,
                        utf8_cut_name(name), name, number, o->if_revision);
+    if (o->if_digest[0] != '\0' &&
+        (current == NULL || strcasecmp(o->if_digest, adapter_digest(current->adapter)) != 0))
+        return err_set(e, ERR_PRECONDITION, "/if_digest",
+                       "adapter '%.*s' is at revision %" PRIu64 " with digest %s, not %s",
+                       utf8_cut_name(name), name, number,
+                       current != NULL ? adapter_digest(current->adapter) : "(none)", o->if_digest);
     return 0;
 }
 
@@ -468,6 +475,22 @@ int adapters_pin(struct adapters *s, const char *name, struct adapter_ref *out, 
     *out = (struct adapter_ref){
         .adapter = r->adapter, .name = r->name, .revision = r->number, .held = r};
     return 0;
+}
+
+int adapters_pin_base(struct adapters_load *load, struct adapter_ref *out, struct err *e)
+{
+    struct adapter_ref ref = {0};
+    struct err why = {0};
+    int rc = adapters_pin(load->set, load->entry->name, &ref, &why);
+
+    if (check_options(load->entry->name, ref.held, &load->options, e) != 0) {
+        adapters_unpin(load->set, &ref);
+        return -1;
+    }
+    if (rc != 0)
+        *e = why;
+    *out = ref;
+    return rc;
 }
 
 bool adapters_has(struct adapters *s, const char *name)

@@ -40,16 +40,17 @@ struct adapters_options {
     bool only_new;        /* load_inplace is explicitly false: a loaded name is an error */
     bool has_if_revision; /* the name must be at this revision; 0: not loaded */
     uint64_t if_revision;
-    bool pinned;      /* as listed: nothing is evicted, pinned or not */
-    const char *path; /* borrowed; as listed; may be NULL */
+    char if_digest[ADAPTER_DIGEST_LEN + 1]; /* what serves must have this digest; "": any */
+    bool pinned;                            /* as listed: nothing is evicted, pinned or not */
+    const char *path;                       /* borrowed; as listed; may be NULL */
 };
 
 struct adapters_load; /* a load in progress: it holds the place of its name and some bytes */
 
 /* adapters_begin - refuse early what adapters_put would refuse, and take a place for the name.
  * Errors: ERR_BAD_REQUEST at /lora_name (empty, too long, not UTF-8, control characters, the base
- *         model's name; loaded already, with only_new); ERR_PRECONDITION at /if_revision;
- *         ERR_CONFLICT (n_max names); ERR_NO_MEMORY. */
+ *         model's name; loaded already, with only_new); ERR_PRECONDITION at /if_revision,
+ * /if_digest; ERR_CONFLICT (n_max names); ERR_NO_MEMORY. */
 int adapters_begin(struct adapters *s, const char *name, const struct adapters_options *options,
                    struct adapters_load **out, struct err *e);
 
@@ -94,6 +95,10 @@ int adapters_pin(struct adapters *s, const char *name, struct adapter_ref *out, 
 
 /* adapters_has - does something serve under `name` now? Threads: any. */
 bool adapters_has(struct adapters *s, const char *name);
+
+/* adapters_pin_base - the same, of the name that is loaded: what its options ask for.
+ * Errors: ERR_PRECONDITION, as adapters_begin; ERR_NOT_FOUND. */
+int adapters_pin_base(struct adapters_load *load, struct adapter_ref *out, struct err *e);
 
 /* adapters_unpin - the last one of a revision that does not serve any more gives its memory back,
  * in this thread. Accepts a zeroed ref; zeroes it. Threads: any, and another one than pinned. */

@@ -59,6 +59,14 @@ static int check_lora_name(const char *name, struct err *e)
     return 0;
 }
 
+/* Engines number revisions in ways of their own, and this server has no bytes to build on. */
+static int refuse_adapter_delta(const char *field, struct err *e)
+{
+    return err_set(e, ERR_HAS_UPSTREAMS, field,
+                   "adapters are loaded whole in front of upstream engines: leave delta and "
+                   "if_digest out, and send all tensors");
+}
+
 /* an adapter whose tensors are the request's body, and whose members are in the query */
 
 /* Must be a whole file: an engine would find only later that it is not. */
@@ -76,8 +84,10 @@ static int check_tensors(const struct http_request *x, struct err *e)
                        x->body_len);
     if (safetensors_parse(&head, x->body, nbytes, x->body_len, e) != 0)
         return -1;
+    if (head.delta_base != NULL)
+        (void)refuse_adapter_delta("", e);
     safetensors_fini(&head);
-    return 0;
+    return e->code == ERR_NONE ? 0 : -1;
 }
 
 /* The engines that get it do not look. */
@@ -305,6 +315,8 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 
     if ((body_is_tensors(x) ? sent_parse(&sent, &given, &body.owned, x, e)
                             : load_parse(&given, &body.owned, x, e)) != 0 ||
+        ((given.delta || given.if_digest != NULL) &&
+         refuse_adapter_delta(given.delta ? "/delta" : "/if_digest", e) != 0) ||
         fleet_op_lock(app->fleet->control, x, "the load of an adapter", e) != 0)
         return -1;
     body.json = body.owned;

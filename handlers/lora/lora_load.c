@@ -34,6 +34,8 @@ static void load_free(struct lora_load *l)
     adapters_cancel(l->place);
     update_chunk_free(l->chunk);
     adapter_config_free(l->config);
+    free(l->delta_base);
+    made_sums_fini(&l->made);
     if (l->root >= 0)
         (void)close(l->root);
     free(l->path);
@@ -46,9 +48,13 @@ static int load_adapter(struct lora_load *l, struct lora_loaded *d, struct err *
 {
     struct adapters_load *place;
     struct adapter *a;
-    int rc = l->path != NULL ? lora_read_directory(l, &a, &d->report, e)
-                             : lora_read_tensors(l, &a, &d->report, e);
+    int rc;
 
+    if (l->delta && adapters_pin_base(l->place, &l->base, e) != 0)
+        return -1;
+    rc = l->path != NULL ? lora_read_directory(l, &a, &d->report, e)
+                         : lora_read_tensors(l, &a, &d->report, e);
+    adapters_unpin(l->app->generate->adapters, &l->base);
     if (rc != 0)
         return rc;
     (void)snprintf(d->digest, sizeof d->digest, "%s", adapter_digest(a));
@@ -114,12 +120,15 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
     l->app = app;
     l->x = x;
     l->allow_partial = w->allow_partial;
+    l->delta = w->delta;
     l->deadline_us = clock_after_us(w->timeout_s * 1000000);
     l->appear_us = w->timeout_given ? 0 : clock_after_us(LORA_APPEAR_S * 1000000);
     l->options = (struct adapters_options){.only_new = !w->in_place,
                                            .has_if_revision = w->if_revision_given,
                                            .if_revision = w->if_revision,
                                            .pinned = w->pinned};
+    (void)snprintf(l->options.if_digest, sizeof l->options.if_digest, "%s",
+                   w->if_digest != NULL ? w->if_digest : "");
     l->name = strdup(w->name);
     l->path = w->path != NULL ? strdup(w->path) : NULL;
     if (l->name == NULL || (w->path != NULL && l->path == NULL)) {
@@ -129,6 +138,14 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
     l->options.path = l->path;
     *out = l;
     return 0;
+}
+
+static int check_delta(const struct lora_load_request *w, struct err *e)
+{
+    if (!w->delta || (w->if_revision_given && w->if_revision > 0))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/delta",
+                   "a delta needs if_revision: the revision that it builds on");
 }
 
 /* From here on the load's thread answers the request. */
@@ -151,7 +168,7 @@ static int load_from_json(struct app *app, struct http_request *x, const json_t 
     if (w.three_d)
         return err_set(e, ERR_BAD_REQUEST, "/is_3d_lora_weight",
                        "is_3d_lora_weight is true; models with experts are not supported");
-    if (load_new(&l, app, x, &w, e) != 0)
+    if (check_delta(&w, e) != 0 || load_new(&l, app, x, &w, e) != 0)
         return -1;
     if (lora_open(l, body, e) == 0 && post_load(l, e) == 0)
         return 0;
@@ -164,7 +181,8 @@ static int load_from_stream(struct app *app, struct http_request *x, struct err 
     struct lora_load_request w = {0};
     struct lora_load *l;
 
-    if (member_read_query(&w, lora_load_members, x, e) != 0 || load_new(&l, app, x, &w, e) != 0)
+    if (member_read_query(&w, lora_load_members, x, e) != 0 || check_delta(&w, e) != 0 ||
+        load_new(&l, app, x, &w, e) != 0)
         return -1;
     if (lora_open_stream(l, e) == 0 && post_load(l, e) == 0)
         return 0;

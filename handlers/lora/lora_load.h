@@ -26,6 +26,8 @@ struct lora_load {
     struct adapters_options options;
     struct adapters_load *place; /* owned until put or cancelled */
     bool allow_partial;
+    bool delta;
+    struct adapter_ref base;         /* of a delta; pinned while it is read */
     uint64_t deadline_us, appear_us; /* as of adapter_wait */
 
     char *path;       /* owned; a directory; NULL: the tensors come from the chunk's source */
@@ -33,7 +35,9 @@ struct lora_load {
     const char *rest; /* of path, beneath root */
     struct adapter_sight sight;
 
-    struct update_chunk *chunk;    /* owned; tensor list, checksums and source; NULL with a path */
+    struct update_chunk *chunk; /* owned; tensor list, checksums and source; NULL with a path */
+    char *delta_base;           /* owned; of a body, as in safetensors.h, and so is the next */
+    struct made_sums made;
     struct adapter_config *config; /* owned; NULL with a path */
 };
 

@@ -150,8 +150,12 @@ int lora_open_stream(struct lora_load *l, struct err *e)
     l->chunk->tensor_list = tensor_list_ref(head.tensor_list);
     l->chunk->checksums = head.checksums;
     l->chunk->has_checksum = head.has_checksum;
+    l->delta_base = head.delta_base;
+    l->made = head.made;
     head.checksums = NULL;
     head.has_checksum = NULL;
+    head.delta_base = NULL;
+    head.made = (struct made_sums){0};
     safetensors_fini(&head);
     return body_source_new(&l->chunk->source, l->x, l->app->settings.body_stall_timeout_ms * 1000,
                            e);

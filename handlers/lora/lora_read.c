@@ -1,6 +1,7 @@
 /* Reading an adapter, on a thread of control/lora_loads.h. */
 #include "base/utf8.h"
 #include "control/lora_loads.h"
+#include "engine/lora/adapter_delta.h"
 #include "handlers/app.h"
 #include "handlers/lora/lora_load.h"
 #include "weights/update/host_copy.h"
@@ -31,6 +32,7 @@ static struct adapter_spec spec_of(const struct lora_load *l)
 
     return (struct adapter_spec){
         .model = l->app->generate->model,
+        .base = l->base.adapter,
         .config = l->config,
         .rank_max = cfg->rank_max,
         .nbytes_max = cfg->nbytes_max < ADAPTER_NBYTES_MAX ? cfg->nbytes_max : ADAPTER_NBYTES_MAX,
@@ -181,11 +183,14 @@ int lora_read_tensors(struct lora_load *l, struct adapter **out, struct adapter_
         return err_set(e, ERR_TOO_LARGE, "",
                        "the tensors have %" PRIu64 " bytes; at most %" PRIu64 " are allowed",
                        tensor_list->nbytes, spec.nbytes_max);
+    if (adapter_delta_check(l->delta_base, l->delta ? adapter_digest(l->base.adapter) : NULL, false,
+                            "", e) != 0)
+        return -1;
     if (adapter_builder_new(&b, &spec, tensor_list, e) != 0) {
         chunk_refield(l->chunk, 0, e);
         return -1;
     }
-    if (read_source(l, b, e) != 0) {
+    if (read_source(l, b, e) != 0 || adapter_builder_apply(b, &l->made, e) != 0) {
         adapter_builder_free(b);
         chunk_refield(l->chunk, 0, e);
         set_stop_error(l, e);

@@ -9,7 +9,8 @@
 /* A load, without the source of its tensors; strings are borrowed from the body or the query. */
 struct lora_load_request {
     const char *name, *path; /* path NULL: the tensors come with the request */
-    bool in_place, pinned, allow_partial, three_d, if_revision_given, timeout_given;
+    const char *if_digest;   /* NULL: not given */
+    bool delta, in_place, pinned, allow_partial, three_d, if_revision_given, timeout_given;
     uint64_t if_revision, timeout_s;
 };
 

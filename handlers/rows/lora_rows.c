@@ -4,6 +4,8 @@
 #include "handlers/rows/lora_request.h"
 #include "handlers/rows/rows.h"
 #include "handlers/rows/update_request.h"
+#include "handlers/update_members.h"
+#include "weights/tensor_list.h"
 
 const struct member lora_load_members[] = {
     {"lora_name", M_STRING, M_IN(struct lora_load_request, name), .min = 1, .max = 256,
@@ -19,6 +21,12 @@ const struct member lora_load_members[] = {
      M_GIVEN(struct lora_load_request, if_revision_given), .flags = M_QUERY, .min = 0,
      .doc =
          "409 unless the name is at this revision, both now and when the load ends; 0: not loaded"},
+    {"if_digest", M_STRING, M_IN(struct lora_load_request, if_digest), .check = digest_check,
+     .flags = M_QUERY, .min = TENSOR_LIST_DIGEST_LEN, .max = TENSOR_LIST_DIGEST_LEN,
+     .doc = "409 unless what the name is at has this digest, then too"},
+    {"delta", M_BOOL, M_IN(struct lora_load_request, delta), .flags = M_QUERY, .def = "false",
+     .doc = "The tensors are parts of a delta of the revision that if_revision names, which it "
+            "needs; those that no part names keep their bytes (docs/delta.md)"},
     {"allow_partial", M_BOOL, M_IN(struct lora_load_request, allow_partial), .flags = M_QUERY,
      .def = "false"},
     /* The default is less than the 30 s that clients of SGLang and prime-rl wait, so that they
