@@ -22,7 +22,7 @@ struct journal_entry {
     uint64_t serial;
     char label[VERSION_LABEL_MAX + 1];
     char model_spec[TENSOR_LIST_DIGEST_LEN + 1];
-    char content[CONTENT_LEN + 1]; /* digest of the weights (snapshot_file.h); "": not computed */
+    char content[CONTENT_LEN + 1]; /* digest of the weights (version_content.h); "": not computed */
     int64_t time_s;                /* of the day, for people only */
 };
 

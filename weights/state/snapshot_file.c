@@ -2,9 +2,9 @@
  * are computed; the head, whose length does not depend on them, is written last. */
 #include "weights/state/snapshot_file.h"
 
-#include "base/hex.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_write.h"
+#include "weights/state/version_content.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,57 +21,6 @@
 
 enum { SNAPSHOT_MODE = 0600, SNAPSHOT_TEXT_MAX = 256 };
 
-static void digest_text(struct sha256_ctx *ctx, char out[CONTENT_LEN + 1])
-{
-    uint8_t digest[SHA256_DIGEST_SIZE];
-
-    sha256_digest(ctx, sizeof digest, digest);
-    hex_text(out, digest, sizeof digest);
-}
-
-/* Begins with the model spec; each tensor's checksum follows, in its order. */
-static void content_begin(struct sha256_ctx *ctx, const struct tensor_list *spec)
-{
-    sha256_init(ctx);
-    sha256_update(ctx, TENSOR_LIST_DIGEST_LEN, (const uint8_t *)spec->digest);
-}
-
-static void content_add(struct sha256_ctx *ctx, const struct checksum *sum)
-{
-    char text[CHECKSUM_LEN + 1];
-
-    checksum_text(sum, text);
-    sha256_update(ctx, CHECKSUM_LEN, (const uint8_t *)text);
-}
-
-static void content_of(const struct tensor_list *spec, const struct checksum *sums,
-                       char out[CONTENT_LEN + 1])
-{
-    struct sha256_ctx ctx;
-
-    content_begin(&ctx, spec);
-    for (uint32_t i = 0; i < spec->n_tensors; i++)
-        content_add(&ctx, &sums[i]);
-    digest_text(&ctx, out);
-}
-
-int snapshot_content(struct store *s, const struct version *v, char out[CONTENT_LEN + 1],
-                     struct err *e)
-{
-    const struct tensor_list *spec = store_model_spec(s)->tensor_list;
-    struct sha256_ctx ctx;
-    struct checksum sum;
-
-    content_begin(&ctx, spec);
-    for (uint32_t i = 0; i < spec->n_tensors; i++) {
-        if (store_checksum(s, v, i, &sum, e) != 0)
-            return -1;
-        content_add(&ctx, &sum);
-    }
-    digest_text(&ctx, out);
-    return 0;
-}
-
 /* Proves the head: over where the file comes from and the checksums of all its bytes. */
 static void head_digest(const struct snapshot_head *h, const char *content,
                         char out[CONTENT_LEN + 1])
@@ -83,31 +32,23 @@ static void head_digest(const struct snapshot_head *h, const char *content,
 
     sha256_init(&ctx);
     sha256_update(&ctx, (size_t)n, (const uint8_t *)text);
-    digest_text(&ctx, out);
+    content_text(&ctx, out);
 }
 
 static json_t *metadata_json(const struct snapshot_head *h, const struct tensor_list *spec,
                              const struct checksum *sums)
 {
-    char content[CONTENT_LEN + 1], digest[CONTENT_LEN + 1], text[CHECKSUM_LEN + 1];
-    char key[TENSOR_LIST_NAME_LEN_MAX + SNAPSHOT_TEXT_MAX];
-    json_t *m = json_object();
+    char content[CONTENT_LEN + 1], digest[CONTENT_LEN + 1];
+    json_t *m = content_metadata(h->label, spec, sums);
 
     content_of(spec, sums, content);
     head_digest(h, content, digest);
-    (void)json_object_set_new(m, "format", json_string("pt")); /* transformers asks for it */
-    (void)json_object_set_new(m, "baton.weight_version", json_string(h->label));
-    (void)json_object_set_new(
-        m, SNAPSHOT_KEY, json_sprintf("%s %020" PRIu64 " %s", h->commit_id, h->serial, digest));
-    for (uint32_t i = 0; i < spec->n_tensors; i++) {
-        (void)snprintf(key, sizeof key, "baton.checksum.%s", spec->tensors[i].name);
-        checksum_text(&sums[i], text);
-        if (json_object_set_new(m, key, json_string(text)) != 0) {
-            json_decref(m);
-            return NULL;
-        }
-    }
-    return m;
+    if (json_object_set_new(
+            m, SNAPSHOT_KEY,
+            json_sprintf("%s %020" PRIu64 " %s", h->commit_id, h->serial, digest)) == 0)
+        return m;
+    json_decref(m);
+    return NULL;
 }
 
 /* Takes the room on the disk at once, so that a full disk is noticed before it is full, and the

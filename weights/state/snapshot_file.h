@@ -26,12 +26,6 @@ struct snapshot_head {
     char label[VERSION_LABEL_MAX + 1]; /* when it was written */
 };
 
-/* snapshot_content - the digest of a version's weights: of the model spec and of the checksums of
- * all tensors in its order. Reads every byte whose checksum is not known yet.
- * Threads: any that has the version pinned. Errors: ERR_CUDA, ERR_NO_MEMORY. */
-int snapshot_content(struct store *s, const struct version *v, char out[CONTENT_LEN + 1],
-                     struct err *e);
-
 /* snapshot_read_head - check everything but the tensors' bytes, whose checksums an update checks.
  * @path  of the file
  * Errors: those of safetensors_open; ERR_UNREADABLE (not a snapshot, or its head was changed),

@@ -2,6 +2,7 @@
 #include "weights/state/state_dir_priv.h"
 
 #include "base/log.h"
+#include "weights/state/version_content.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -192,7 +193,7 @@ static int before_publication(void *arg, struct store *s, const struct version *
     if (next == STATE_NEXT_RESTORED)
         return 0;
     entry_of(d, v, &entry);
-    if (next != STATE_NEXT_UPDATE && snapshot_content(s, v, entry.content, e) != 0)
+    if (next != STATE_NEXT_UPDATE && content_of_version(s, v, entry.content, e) != 0)
         return -1;
     if (next == STATE_NEXT_EQUAL)
         return check_content(entry.content, &old, e);
