@@ -41,10 +41,8 @@ struct auth {
 static const char *auth_role_name(enum auth_role role)
 {
     static const char *const names[AUTH_ROLE_COUNT] = {
-        [AUTH_ANYONE] = "anyone",
-        [AUTH_VIEWER] = "viewer",
-        [AUTH_GENERATE] = "generate",
-        [AUTH_CONTROL] = "control",
+        [AUTH_ANYONE] = "anyone",   [AUTH_VIEWER] = "viewer",   [AUTH_GENERATE] = "generate",
+        [AUTH_CONTROL] = "control", [AUTH_WEIGHTS] = "weights",
     };
 
     return names[role];
@@ -199,7 +197,9 @@ static int read_line(struct key_ring *ring, const char *at, const char *end, siz
     role = role_named(role_word, role_len);
     if (role == AUTH_ANYONE)
         return err_set(e, ERR_BAD_REQUEST, option,
-                       "line %zu: its first word is not one of viewer, generate, control", line);
+                       "line %zu: its first word is not one of viewer, generate, control, "
+                       "weights",
+                       line);
     key_len = next_word(&key, &at, end);
     if (key_len == 0)
         return err_set(e, ERR_BAD_REQUEST, option, "line %zu: there is no key after the role",
@@ -388,6 +388,11 @@ static int refuse_keyless(const struct auth *a, const char *authorization, struc
     return err_set(e, ERR_UNAUTHORIZED, "", "Authorization is not of the form 'Bearer <key>'");
 }
 
+static bool suffices(enum auth_role has, enum auth_role need)
+{
+    return has == AUTH_WEIGHTS || need == AUTH_WEIGHTS ? has == need : has >= need;
+}
+
 int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
                char *name, struct err *e)
 {
@@ -404,7 +409,7 @@ int auth_check(struct auth *a, const char *authorization, bool trusted, enum aut
         return refuse_keyless(a, authorization, e);
     if (has == AUTH_ANYONE)
         return err_set(e, ERR_UNAUTHORIZED, "", "the key is unknown");
-    if (has < need)
+    if (!suffices(has, need))
         return err_set(e, ERR_FORBIDDEN, "", "the key has the role %s; this route requires %s",
                        auth_role_name(has), auth_role_name(need));
     return 0;

@@ -19,8 +19,16 @@ enum {
     AUTH_KEY_LEN_MAX = 256
 };
 
-/* Each role includes the ones before it. */
-enum auth_role { AUTH_ANYONE, AUTH_VIEWER, AUTH_GENERATE, AUTH_CONTROL, AUTH_ROLE_COUNT };
+/* Each role includes the ones before it, but for AUTH_WEIGHTS, which stands beside them: it
+ * includes none, and is included in none. */
+enum auth_role {
+    AUTH_ANYONE,
+    AUTH_VIEWER,
+    AUTH_GENERATE,
+    AUTH_CONTROL,
+    AUTH_WEIGHTS,
+    AUTH_ROLE_COUNT
+};
 
 struct auth;
 
@@ -34,9 +42,9 @@ struct auth_cfg {
 /* auth_new - read the keys and the addresses.
  *
  * A line of the key file is "ROLE KEY" or "ROLE KEY name=NAME", the role one of viewer, generate,
- * control; or is blank, or begins with '#'. A key has AUTH_KEY_LEN_MIN to AUTH_KEY_LEN_MAX visible
- * ASCII characters. A NAME has 1 to ACTOR_KEY_MAX letters, digits, '.', '_' and '-'; without one
- * the key is named by the begin of its SHA-256, "sha256:" and eight hexadecimal digits.
+ * control, weights; or is blank, or begins with '#'. A key has AUTH_KEY_LEN_MIN to AUTH_KEY_LEN_MAX
+ * visible ASCII characters. A NAME has 1 to ACTOR_KEY_MAX letters, digits, '.', '_' and '-';
+ * without one the key is named by the begin of its SHA-256, "sha256:" and eight hexadecimal digits.
  * @cfg  borrowed until auth_free
  *
  * Threads: main's. Blocks: on the disk.

@@ -31,7 +31,7 @@ static int check_type(const struct http_request *x, const struct route *route, s
     if (x->content_type[0] != '\0')
         return err_set(e, ERR_MEDIA_TYPE, "", "content type '%.100s' is not application/json%s",
                        x->content_type, other);
-    if (route->role != ROLE_CONTROL || x->body_len == 0)
+    if (route->role < ROLE_CONTROL || x->body_len == 0)
         return 0;
     return err_set(e, ERR_MEDIA_TYPE, "",
                    "the body has no Content-Type, which this route requires: send Content-Type: "

@@ -61,11 +61,11 @@ enum route_executor {
                        ends without it */
 };
 
-/* The role that a key needs for the route; a role includes those before it. HEALTH needs no key
- * and its replies contain nothing else; PAGE needs none either, its replies are the same at every
- * server, and it is answered where CONTROL is. HEALTH, PAGE and VIEWER routes answer in every state
- * of the server. */
-enum route_role { ROLE_HEALTH, ROLE_PAGE, ROLE_VIEWER, ROLE_GENERATE, ROLE_CONTROL };
+/* The role that a key needs for the route; a role includes those before it, but for WEIGHTS
+ * (control/auth.h). HEALTH needs no key and its replies contain nothing else; PAGE needs none
+ * either, its replies are the same at every server, and it is answered where CONTROL is, as WEIGHTS
+ * is. HEALTH, PAGE and VIEWER routes answer in every state of the server. */
+enum route_role { ROLE_HEALTH, ROLE_PAGE, ROLE_VIEWER, ROLE_GENERATE, ROLE_CONTROL, ROLE_WEIGHTS };
 
 enum route_body {
     BODY_NONE,   /* any body is read and dropped */

@@ -53,8 +53,9 @@ static int listener_check(const struct listener_ctx *listener_ctx, struct http_r
                           const struct route *route, struct err *e)
 {
     static const enum auth_role needs[] = {
-        [ROLE_HEALTH] = AUTH_ANYONE,     [ROLE_PAGE] = AUTH_ANYONE,     [ROLE_VIEWER] = AUTH_VIEWER,
-        [ROLE_GENERATE] = AUTH_GENERATE, [ROLE_CONTROL] = AUTH_CONTROL,
+        [ROLE_HEALTH] = AUTH_ANYONE,   [ROLE_PAGE] = AUTH_ANYONE,
+        [ROLE_VIEWER] = AUTH_VIEWER,   [ROLE_GENERATE] = AUTH_GENERATE,
+        [ROLE_CONTROL] = AUTH_CONTROL, [ROLE_WEIGHTS] = AUTH_WEIGHTS,
     };
     struct err why = {0};
 

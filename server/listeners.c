@@ -25,7 +25,7 @@ enum {
 
 #define ROLE_BIT(role) (1U << (role))
 #define ROLES_ANYWHERE (ROLE_BIT(ROLE_HEALTH) | ROLE_BIT(ROLE_VIEWER))
-#define ROLES_CONTROL  (ROLE_BIT(ROLE_PAGE) | ROLE_BIT(ROLE_CONTROL))
+#define ROLES_CONTROL  (ROLE_BIT(ROLE_PAGE) | ROLE_BIT(ROLE_CONTROL) | ROLE_BIT(ROLE_WEIGHTS))
 
 static int read_address(struct config_listen *out, const char *text, const char *option, bool asks,
                         bool insecure, struct err *e)
@@ -316,9 +316,10 @@ bool listeners_reload_keys(struct listeners *l, char *text, size_t cap)
         (void)snprintf(text, cap, "kept: %.360s", e.msg);
         return false;
     }
-    (void)snprintf(text, cap, "%s: %zu viewer, %zu generate, %zu control",
+    (void)snprintf(text, cap, "%s: %zu viewer, %zu generate, %zu control, %zu weights",
                    changed ? "changed" : "unchanged", auth_n_keys(l->auth, AUTH_VIEWER),
-                   auth_n_keys(l->auth, AUTH_GENERATE), auth_n_keys(l->auth, AUTH_CONTROL));
+                   auth_n_keys(l->auth, AUTH_GENERATE), auth_n_keys(l->auth, AUTH_CONTROL),
+                   auth_n_keys(l->auth, AUTH_WEIGHTS));
     return true;
 }
 

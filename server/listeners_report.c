@@ -75,9 +75,9 @@ static void put_keys(const struct listeners *l, FILE *to)
     if (l->config->api_key_file == NULL)
         (void)fputs("keys: none\n", to);
     else
-        (void)fprintf(to, "keys: %zu viewer, %zu generate, %zu control\n",
+        (void)fprintf(to, "keys: %zu viewer, %zu generate, %zu control, %zu weights\n",
                       auth_n_keys(l->auth, AUTH_VIEWER), auth_n_keys(l->auth, AUTH_GENERATE),
-                      auth_n_keys(l->auth, AUTH_CONTROL));
+                      auth_n_keys(l->auth, AUTH_CONTROL), auth_n_keys(l->auth, AUTH_WEIGHTS));
 }
 
 int listeners_put(struct listeners *l, FILE *to, struct err *busy, struct err *e)

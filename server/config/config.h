@@ -102,7 +102,8 @@ enum { CONFIG_LIST_MAX = 256 };
       "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY, or "       \
       "ROLE KEY name=NAME with a name for the log; "                                               \
       "a viewer key may read status and metrics, a generate key may also generate, a "             \
-      "control key may do everything; SIGHUP reads it again; default: no keys")                    \
+      "control key may do everything but read the weights as a file, which is all that a "         \
+      "weights key may; SIGHUP reads it again; default: no keys")                                  \
     X(LIST, no_auth_cidr, "no-auth-cidr", "CIDR", "", 0, 0,                                        \
       "addresses of clients that need no key, as 10.0.0.0/8, or unix for clients of a "            \
       "unix socket; repeatable; others need a key of --api-key-file")                              \

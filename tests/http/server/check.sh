@@ -53,7 +53,7 @@ check 0 --model "$MODEL" --weights none --tls-cert "$WORK/cert.pem" --tls-key "$
   --allow-path "$WORK" --allow-path /tmp --kv-cache 900TiB
 end=$(date --utc --date="$(openssl x509 -in "$WORK/cert.pem" -noout -enddate | cut --delimiter== --fields=2)" +%FT%TZ)
 has "tls: certificate $WORK/cert.pem, it expires at $end; key $WORK/key.pem"
-has "keys: 1 viewer, 0 generate, 1 control"
+has "keys: 1 viewer, 0 generate, 1 control, 0 weights"
 has "allowed paths: $WORK, /tmp"
 has ": not enough, updates would be refused"
 

@@ -1,7 +1,7 @@
 """Every route of the program, at a server's listeners: which keys are accepted, and with which error
 others are refused. A route that is not in ROLES fails this test, so that no route is added without a role.
 
-Usage: keys.py PRINT_CONTRACT WATCH_KEY GENERATE_KEY CONTROL_KEY LISTENER...
+Usage: keys.py PRINT_CONTRACT WATCH_KEY GENERATE_KEY CONTROL_KEY WEIGHTS_KEY LISTENER...
 LISTENER: data|control|health|both=HOST:PORT or =unix:PATH, what is answered there
 """
 
@@ -12,9 +12,10 @@ import subprocess
 import sys
 
 WAIT_S = 60
-RANK = {"health": 0, "page": 0, "viewer": 1, "generate": 2, "control": 3}
-ANSWERED = {"both": set(RANK), "data": {"health", "viewer", "generate"},
-            "control": {"health", "page", "viewer", "control"}, "health": {"health"}}
+RANK = {"health": 0, "page": 0, "viewer": 1, "generate": 2, "control": 3}  # each includes those before it
+BESIDE = "weights"  # includes no role, and no role includes it
+ANSWERED = {"both": {*RANK, BESIDE}, "data": {"health", "viewer", "generate"},
+            "control": {"health", "page", "viewer", "control", BESIDE}, "health": {"health"}}
 
 # Role -> the paths that take it; METHOD:PATH where the methods of a path differ. Health is what anybody may know: that the server is there, and
 # whether it would serve. Watch reads counters and states; of the model's bytes it tells nothing.
@@ -76,7 +77,11 @@ ROLES = {
         /load_lora_adapter /unload_lora_adapter /load_lora_adapter_from_tensors
         /init_broadcaster
     """,
+    BESIDE: """
+        /v1/weights/leases /v1/weights/leases/renew /v1/weights/leases/{lease_id} /v1/weights/file
+    """,
 }
+KEYS = ("viewer", "generate", "control", BESIDE)
 ROLE_OF = {path: role for role, paths in ROLES.items() for path in paths.split()}
 
 
@@ -189,17 +194,17 @@ def check_route(peer, method, path, role, form, keys):
         return
     check_refused(peer, method, path, form, None, 401)
     check_refused(peer, method, path, form, wrong, 401)
-    for has in ("viewer", "generate", "control"):
-        if RANK[has] < RANK[role]:
-            check_refused(peer, method, path, form, keys[has], 403)
-        else:
+    for has in KEYS:
+        if has == role if BESIDE in (has, role) else RANK[has] >= RANK[role]:
             check_let_in(peer, method, path, keys[has])
+        else:
+            check_refused(peer, method, path, form, keys[has], 403)
 
 
 def main():
-    keys = dict(zip(("viewer", "generate", "control"), sys.argv[2:5]))
+    keys = dict(zip(KEYS, sys.argv[2:6]))
     table = routes(sys.argv[1])
-    for spec in sys.argv[5:]:
+    for spec in sys.argv[6:]:
         peer = Peer(spec)
         for (method, path), (role, form) in table.items():
             if peer.kind == "health" and (form != 0 or path == "/liveness"):

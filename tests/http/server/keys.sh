@@ -9,14 +9,15 @@ here=$(dirname "$0")
 watch=watch-$(openssl rand -hex 16)
 generate=generate-$(openssl rand -hex 16)
 control=control-$(openssl rand -hex 16)
+weights=weights-$(openssl rand -hex 16)
 keys=$WORK/keys
 
 write_keys() {
-  (umask 077 && printf 'viewer %s\n# a comment\ngenerate %s\ncontrol %s\n' "$watch" "$generate" "$1" >"$keys")
+  (umask 077 && printf 'viewer %s\n# a comment\ngenerate %s\ncontrol %s\nweights %s\n' "$watch" "$generate" "$1" "$weights" >"$keys")
 }
 
 every_route() { # LISTENER...
-  timeout 300 "$PYTHON" "$here/keys.py" "$contract" "$watch" "$generate" "$control" "$@" || fail "see above"
+  timeout 300 "$PYTHON" "$here/keys.py" "$contract" "$watch" "$generate" "$control" "$weights" "$@" || fail "see above"
   N_CHECKS=$((N_CHECKS + 1))
 }
 
@@ -27,11 +28,11 @@ with() { # KEY: what curl is given besides
 # In what the server logged, and in its memory: a core file would have no more.
 no_key_left() {
   local key
-  for key in "$watch" "$generate" "$control"; do
+  for key in "$watch" "$generate" "$control" "$weights"; do
     ! grep --quiet --fixed-strings -- "$key" "$WORK/log" || fail "a key is in the log"
     N_CHECKS=$((N_CHECKS + 1))
   done
-  timeout 280 "$PYTHON" "$here/keys_left.py" "$SERVER_PID" "$watch" "$generate" "$control" || fail "see above"
+  timeout 280 "$PYTHON" "$here/keys_left.py" "$SERVER_PID" "$watch" "$generate" "$control" "$weights" || fail "see above"
   N_CHECKS=$((N_CHECKS + 1))
 }
 

@@ -63,12 +63,12 @@ held() {
 }
 held
 reload '.level == "info"' '.certificate | test("^unchanged: it expires at 20")' '.config == "unchanged"' \
-  '.log_level == "unchanged: info"' '.keys == "unchanged: 0 viewer, 0 generate, 1 control"' 'has("upstreams") | not'
+  '.log_level == "unchanged: info"' '.keys == "unchanged: 0 viewer, 0 generate, 1 control, 0 weights"' 'has("upstreams") | not'
 use new new
 printf 'control %s\n' control-fedcba9876543210 >"$WORK/keys"
 printf '{"log_level": "debug", "max_loras": 5, "max_lora_rank": 8}' >"$WORK/config.json"
 reload '.level == "warn"' '.message | test("changed options take effect at the next start")' \
-  '.certificate | test("^changed: it expires at 20")' '.keys == "changed: 0 viewer, 0 generate, 1 control"' '.log_level == "changed: debug"' \
+  '.certificate | test("^changed: it expires at 20")' '.keys == "changed: 0 viewer, 0 generate, 1 control, 0 weights"' '.log_level == "changed: debug"' \
   '.config == "changed, from the next start on: --max-loras, --max-lora-rank"'
 shown "$main" new
 shown "$control" new

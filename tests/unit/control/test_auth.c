@@ -21,7 +21,10 @@
 #define VIEWER_KEY   "watch-0123456789"
 #define GENERATE_KEY "generate-0123456789"
 #define CONTROL_KEY  "control-0123456789!#$%&'*+-.^_`|~()<>@,;:/[]?={}"
-#define ALL_KEYS     "viewer " VIEWER_KEY "\ngenerate " GENERATE_KEY "\ncontrol " CONTROL_KEY "\n"
+#define WEIGHTS_KEY  "weights-0123456789"
+#define ALL_KEYS                                                                                   \
+    "viewer " VIEWER_KEY "\ngenerate " GENERATE_KEY "\ncontrol " CONTROL_KEY                       \
+    "\nweights " WEIGHTS_KEY "\n"
 
 static char path[] = "/tmp/test_auth.XXXXXX";
 
@@ -64,17 +67,20 @@ static enum err_code check(struct auth *a, const char *authorization, enum auth_
 
 static void test_auth_check_roles(void **state)
 {
+#define U ERR_UNAUTHORIZED
+#define F ERR_FORBIDDEN
     static const struct {
         const char *authorization;
         enum err_code codes[AUTH_ROLE_COUNT]; /* for a route that takes each role */
     } rows[] = {
-        {"", {0, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED}},
-        {"Bearer " VIEWER_KEY, {0, 0, ERR_FORBIDDEN, ERR_FORBIDDEN}},
-        {"Bearer " GENERATE_KEY, {0, 0, 0, ERR_FORBIDDEN}},
-        {"Bearer " CONTROL_KEY, {0, 0, 0, 0}},
-        {"bearer   " CONTROL_KEY " \t", {0, 0, 0, 0}},
-        {"Bearer " CONTROL_KEY "x", {0, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED}},
-        {"Bearer control-0123456789", {0, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED}},
+        {"", {0, U, U, U, U}},
+        {"Bearer " VIEWER_KEY, {0, 0, F, F, F}},
+        {"Bearer " GENERATE_KEY, {0, 0, 0, F, F}},
+        {"Bearer " CONTROL_KEY, {0, 0, 0, 0, F}},
+        {"bearer   " CONTROL_KEY " \t", {0, 0, 0, 0, F}},
+        {"Bearer " WEIGHTS_KEY, {0, F, F, F, 0}},
+        {"Bearer " CONTROL_KEY "x", {0, U, U, U, U}},
+        {"Bearer control-0123456789", {0, U, U, U, U}},
     };
     struct auth *a = keys(ALL_KEYS);
 
@@ -162,7 +168,8 @@ static void test_auth_new_refuses_lines(void **state)
     } rows[] = {
         {"", "is empty"},
         {"# nothing but this\n", "has no key"},
-        {CONTROL_KEY "\n", "line 1: its first word is not one of viewer, generate, control"},
+        {CONTROL_KEY "\n", "line 1: its first word is not one of viewer, generate, control, "
+                           "weights"},
         {"\ncontrl " CONTROL_KEY "\n", "line 2: its first word"},
         {"Control " CONTROL_KEY "\n", "line 1: its first word"},
         {"anyone " CONTROL_KEY "\n", "line 1: its first word"},
