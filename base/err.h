@@ -29,9 +29,11 @@
     X(ERR_ENDED, 409, "update_closed", false)                                                      \
     X(ERR_NEEDS_UPDATE, 409, "needs_update", false)                                                \
     X(ERR_PRECONDITION, 409, "precondition_failed", false)                                         \
+    X(ERR_LEASE_ENDED, 410, "lease_ended", false)                                                  \
     X(ERR_TOO_LARGE, 413, "too_large", false)                                                      \
     X(ERR_TARGET_TOO_LONG, 414, "target_too_long", false)                                          \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                                        \
+    X(ERR_RANGE, 416, "range_not_satisfiable", false)                                              \
     X(ERR_EXPECTATION, 417, "expectation_failed", false)                                           \
     X(ERR_MISDIRECTED, 421, "misdirected_request", false)                                          \
     X(ERR_MISMATCH, 422, "manifest_mismatch", false)                                               \

@@ -1,4 +1,4 @@
-/* The pool has as many threads as it takes jobs; the count of open jobs is the bound. */
+/* The count of open jobs is the bound. */
 #include "control/source_threads.h"
 
 #include <stdatomic.h>
@@ -6,21 +6,24 @@
 
 struct source_threads {
     struct workers *workers; /* owned */
-    atomic_uint n_open;      /* relaxed: a bound */
-    atomic_bool stop;        /* relaxed: each job checks it in every slice */
+    const char *name;        /* static, immutable as the next */
+    size_t n_max;
+    atomic_uint n_open; /* relaxed: a bound */
+    atomic_bool stop;   /* relaxed: each job checks it in every slice */
 };
 
-int source_threads_new(struct source_threads **out, struct err *e)
+int source_threads_new(struct source_threads **out, const struct workers_cfg *cfg, struct err *e)
 {
-    struct workers_cfg cfg = {"source", SOURCE_THREADS_MAX, SOURCE_THREADS_MAX, false};
     struct source_threads *t = calloc(1, sizeof *t);
 
     if (t == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for threads of updates");
-    if (workers_new(&t->workers, &cfg, e) != 0) {
+    if (workers_new(&t->workers, cfg, e) != 0) {
         free(t);
         return -1;
     }
+    t->name = cfg->name;
+    t->n_max = cfg->n_queue_max;
     *out = t;
     return 0;
 }
@@ -44,10 +47,11 @@ int source_threads_post(struct source_threads *t, struct job *job, struct err *e
 {
     unsigned n = atomic_fetch_add_explicit(&t->n_open, 1, memory_order_relaxed);
 
-    if (n >= SOURCE_THREADS_MAX)
+    if (n >= t->n_max)
         (void)err_set(e, ERR_OVERLOADED, "",
-                      "%u updates over sockets or pulls are under way or ending; the limit is %d",
-                      n, SOURCE_THREADS_MAX);
+                      "%u requests on the threads '%s' (updates over sockets and pulls: source, "
+                      "files of weights: file) are under way or ending; the limit is %zu",
+                      n, t->name, t->n_max);
     else if (workers_post(t->workers, job, WORKERS_NORMAL, e) == 0)
         return 0;
     source_threads_end(t);

@@ -67,6 +67,7 @@ struct app_weights {
     const struct nccl_info *nccl;          /* found at start */
     struct weight_transfer *transfer;      /* the group with a trainer */
     struct source_threads *source_threads; /* of updates by sockets, and of pulls */
+    struct source_threads *file_threads;   /* of files of versions that are being sent */
     struct state_dir *state;               /* --state-dir; NULL: none */
     struct pull_chain *pulls;              /* versions that a trainer publishes */
     const struct fetch_rules *fetch_rules; /* --fetch-prefix: where they may be fetched from */

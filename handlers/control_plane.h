@@ -41,6 +41,10 @@ int handle_tensor_list_put(struct app *app, struct http_request *x, struct err *
 int handle_weights_list(struct app *app, struct http_request *x, struct err *e);
 int handle_weights_diff(struct app *app, struct http_request *x, struct err *e);
 int handle_weights_get(struct app *app, struct http_request *x, struct err *e);
+int handle_leases_open(struct app *app, struct http_request *x, struct err *e);
+int handle_leases_renew(struct app *app, struct http_request *x, struct err *e);
+int handle_leases_delete(struct app *app, struct http_request *x, struct err *e);
+int handle_weights_file(struct app *app, struct http_request *x, struct err *e);
 int handle_handles_get(struct app *app, struct http_request *x, struct err *e);
 int handle_handles_renew(struct app *app, struct http_request *x, struct err *e);
 int handle_handles_delete(struct app *app, struct http_request *x, struct err *e);
@@ -74,6 +78,7 @@ extern const struct member upstreams_prove_members[];
 extern const struct member weights_list_query[], weights_diff_query[];
 extern const struct member weights_label_members[], weights_check_members[];
 extern const struct member handles_query[], handles_renew_members[];
+extern const struct member leases_members[], weights_file_query[];
 extern const struct member preflight_members[];
 extern const struct member lora_load_members[];
 extern const struct member lora_unload_members[];

@@ -47,6 +47,10 @@
     X(OPERATION_HANDLES_GET, CALL_GENERATE)                                                        \
     X(OPERATION_HANDLES_RENEW, CALL_GENERATE)                                                      \
     X(OPERATION_HANDLES_DELETE, CALL_GENERATE)                                                     \
+    X(OPERATION_LEASES_OPEN, CALL_GENERATE)                                                        \
+    X(OPERATION_LEASES_RENEW, CALL_GENERATE)                                                       \
+    X(OPERATION_LEASES_DELETE, CALL_GENERATE)                                                      \
+    X(OPERATION_WEIGHTS_FILE, CALL_GENERATE)                                                       \
     X(OPERATION_PREFLIGHT, CALL_GENERATE)                                                          \
     X(OPERATION_TRANSFER_INIT, CALL_GENERATE)                                                      \
     X(OPERATION_TRANSFER_GET, CALL_GENERATE)                                                       \

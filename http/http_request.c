@@ -94,6 +94,7 @@ int http_request_new(struct http_request **out, struct http_request_http_server 
     box->x.path = box->x.target = box->x.content_type = box->x.authorization = empty;
     box->x.accept = empty;
     box->x.session_id = box->x.last_event_id = box->x.host = empty;
+    box->x.range = box->x.if_range = empty;
     box->x.path_arg = box->x.body = empty;
     box->x.began_us = clock_now_us();
     *out = &box->x;

@@ -55,6 +55,7 @@ struct http_request {
     char *authorization;     /* "" when absent; wiped when the application has routed */
     char *session_id;        /* X-Session-ID, "" when absent */
     char *last_event_id;     /* Last-Event-ID, "" when absent */
+    char *range, *if_range;  /* Range and If-Range, "" when absent */
     char *host;              /* Host as it came, "" when absent */
     bool wants_versions;     /* X-Baton-Weight-Versions: 1 */
     uint64_t content_length; /* UINT64_MAX when chunked */

@@ -59,6 +59,10 @@
     X(OPERATION_HANDLES_GET, handle_handles_get, NULL)                                             \
     X(OPERATION_HANDLES_RENEW, handle_handles_renew, NULL)                                         \
     X(OPERATION_HANDLES_DELETE, handle_handles_delete, NULL)                                       \
+    X(OPERATION_LEASES_OPEN, handle_leases_open, NULL)                                             \
+    X(OPERATION_LEASES_RENEW, handle_leases_renew, NULL)                                           \
+    X(OPERATION_LEASES_DELETE, handle_leases_delete, NULL)                                         \
+    X(OPERATION_WEIGHTS_FILE, handle_weights_file, NULL)                                           \
     X(OPERATION_PREFLIGHT, handle_preflight, NULL)                                                 \
     X(OPERATION_TRANSFER_INIT, handle_transfer_init, NULL)                                         \
     X(OPERATION_TRANSFER_GET, handle_transfer_get, NULL)                                           \
@@ -136,6 +140,10 @@
     X(OPERATION_HANDLES_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_HANDLES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                          \
+    X(OPERATION_LEASES_OPEN, EXECUTOR_LOOP, fleet_not_answered, false)                             \
+    X(OPERATION_LEASES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                            \
+    X(OPERATION_LEASES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                           \
+    X(OPERATION_WEIGHTS_FILE, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_PREFLIGHT, EXECUTOR_LOOP, fleet_not_answered, false)                               \
     X(OPERATION_TRANSFER_INIT, EXECUTOR_FLEET, handle_fleet_transfer_init, false)                  \
     X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, handle_fleet_transfer_get, false)                     \
@@ -201,6 +209,8 @@ static const bool staged[OPERATION_COUNT] = {
     [OPERATION_WEIGHTS_GET] = true,   [OPERATION_WEIGHTS_CHECK] = true,
     [OPERATION_WEIGHT_VALUES] = true, [OPERATION_HANDLES_GET] = true,
     [OPERATION_HANDLES_RENEW] = true, [OPERATION_HANDLES_DELETE] = true,
+    [OPERATION_LEASES_OPEN] = true,   [OPERATION_LEASES_RENEW] = true,
+    [OPERATION_LEASES_DELETE] = true, [OPERATION_WEIGHTS_FILE] = true,
     [OPERATION_PREFLIGHT] = true,     [OPERATION_TRANSFER_INIT] = true,
     [OPERATION_TRANSFER_GET] = true,  [OPERATION_TRANSFER_DELETE] = true,
 };

@@ -56,6 +56,11 @@ enum {
         METHOD_POST, path, id, EXECUTOR_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true,          \
             FORM_NATIVE, max, members, NULL, .operation = op                                       \
     }
+#define WEIGHTS(path, id, optional, members, op)                                                   \
+    {                                                                                              \
+        METHOD_POST, path, id, EXECUTOR_CONTROL, ROLE_WEIGHTS, BODY_JSON, optional, true,          \
+            FORM_NATIVE, ROUTE_SMALL_MAX, members, NULL, .operation = op                           \
+    }
 #define DATA(path, id, executor, strict, form, members, op)                                        \
     {                                                                                              \
         METHOD_POST, path, id, executor, ROLE_GENERATE, BODY_JSON, false, strict, form,            \
@@ -134,6 +139,15 @@ const struct route routes[] = {
     {METHOD_DELETE, "/v1/weights/handles/{lease_id}", "handlesDelete", EXECUTOR_CONTROL,
      ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
      .operation = OPERATION_HANDLES_DELETE},
+    WEIGHTS("/v1/weights/leases", "leasesOpen", true, leases_members, OPERATION_LEASES_OPEN),
+    WEIGHTS("/v1/weights/leases/renew", "leasesRenew", false, handles_renew_members,
+            OPERATION_LEASES_RENEW),
+    {METHOD_DELETE, "/v1/weights/leases/{lease_id}", "leasesDelete", EXECUTOR_CONTROL, ROLE_WEIGHTS,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
+     .operation = OPERATION_LEASES_DELETE},
+    {GET_HEAD, "/v1/weights/file", "weightsFile", EXECUTOR_CONTROL, ROLE_WEIGHTS, BODY_NONE, true,
+     true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, weights_file_query,
+     .operation = OPERATION_WEIGHTS_FILE},
     CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
             OPERATION_PREFLIGHT),
     CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,

@@ -161,6 +161,10 @@ static int build_pause_controller(struct server *s, struct err *e)
 
 int server_build_weights(struct server *s, struct err *e)
 {
+    static const struct workers_cfg source = {"source", SOURCE_THREADS_MAX, SOURCE_THREADS_MAX,
+                                              false};
+    static const struct workers_cfg file = {"file", FILE_THREADS, FILE_SENDS_MAX, true};
+
     s->weights = (struct app_weights){.cuda = &s->cuda,
                                       .nccl = &s->nccl,
                                       .ipc_stats = &s->ipc_stats,
@@ -177,7 +181,9 @@ int server_build_weights(struct server *s, struct err *e)
                                                                  : s->config.model;
     if (pull_chain_new(&s->weights.pulls, e) != 0)
         return -1;
-    return source_threads_new(&s->weights.source_threads, e);
+    return source_threads_new(&s->weights.source_threads, &source, e) == 0
+               ? source_threads_new(&s->weights.file_threads, &file, e)
+               : -1;
 }
 
 int server_build_embedded(struct server *s, struct err *e)

@@ -134,6 +134,8 @@ static enum drain_wait drain_work(struct drain *d)
     life_set(&s->life, LIFE_DRAINING);
     close_admission(s);
     event_watch_stop(s->app.events); /* its streams are open requests */
+    if (s->weights.file_threads != NULL)
+        source_threads_stop(s->weights.file_threads); /* and so are these, which may last long */
     if (app_update_lease(&s->app, &d->lease_left_us))
         log_line(LOG_INFO, "drain.update", "an update is open: it may finish");
     end = drain_wait(d, has_no_update);
@@ -190,6 +192,8 @@ static void server_stop(struct server *s)
         lora_loads_stop(g->loads);
     if (w->source_threads != NULL)
         source_threads_stop(w->source_threads);
+    if (w->file_threads != NULL)
+        source_threads_stop(w->file_threads);
     if (a->pause_controller != NULL)
         pause_controller_stop(a->pause_controller);
     if (w->updates != NULL)
@@ -265,6 +269,7 @@ void server_free(struct server *s)
     stuck = w->transfer != NULL && !weight_transfer_live(w->transfer, &why);
     weight_transfer_free(w->transfer);
     source_threads_free(w->source_threads);
+    source_threads_free(w->file_threads);
     updates_free(w->updates);
     pull_chain_free(w->pulls);
     fetch_rules_free(s->fetch_rules);

@@ -668,6 +668,21 @@ class Lease(TypedDict, total=False):
     served: bool
 
 
+class _FileLease(TypedDict):
+    lease_id: str
+    lease_s: int
+    weight_version: str
+    serial: int
+    nbytes: int
+
+
+class FileLease(_FileLease, total=False):
+    boot_id: str
+    plan_digest: str
+    digest: str
+    n_tensors: int
+
+
 class Adapter(TypedDict, total=False):
     lora_name: str
     revision: int
@@ -932,10 +947,11 @@ class RolloutStep(TypedDict):
 ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "not_found", "no_route",
     "method_not_allowed", "timeout", "conflict", "no_engine", "no_gpu", "no_nccl", "group_left",
     "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",
-    "precondition_failed", "too_large", "target_too_long", "unsupported_media_type",
-    "expectation_failed", "misdirected_request", "manifest_mismatch", "incomplete_update",
-    "checksum_mismatch", "non_finite_weights", "source_unreadable", "head_too_large", "client_gone",
-    "internal_error", "engine_error", "not_recorded", "non_finite_logits", "cuda_error",
-    "nccl_error", "upstream_error", "not_handed_over", "upstream_auth_failed", "upstream_timeout",
-    "overloaded", "starting", "draining", "aborted", "paused", "asleep", "no_weights",
-    "out_of_memory", "no_zmq", "http_version_not_supported", "insufficient_staging"]
+    "precondition_failed", "lease_ended", "too_large", "target_too_long", "unsupported_media_type",
+    "range_not_satisfiable", "expectation_failed", "misdirected_request", "manifest_mismatch",
+    "incomplete_update", "checksum_mismatch", "non_finite_weights", "source_unreadable",
+    "head_too_large", "client_gone", "internal_error", "engine_error", "not_recorded",
+    "non_finite_logits", "cuda_error", "nccl_error", "upstream_error", "not_handed_over",
+    "upstream_auth_failed", "upstream_timeout", "overloaded", "starting", "draining", "aborted",
+    "paused", "asleep", "no_weights", "out_of_memory", "no_zmq", "http_version_not_supported",
+    "insufficient_staging"]

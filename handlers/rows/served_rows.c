@@ -47,6 +47,22 @@ const struct member lease_reply[] = {
     {0},
 };
 
+const struct member file_lease_reply[] = {
+    {"lease_id", M_STRING, .flags = M_REQUIRED},
+    {"lease_s", M_INT, .flags = M_REQUIRED},
+    {.name = "boot_id", .type = M_STRING},
+    {"weight_version", M_STRING, .flags = M_REQUIRED},
+    {"serial", M_INT, .flags = M_REQUIRED},
+    {.name = "plan_digest", .type = M_STRING},
+    {"digest", M_STRING,
+     .doc =
+         "SHA-256 over plan_digest and the checksum of each tensor, in the order of the file, in "
+         "hexadecimal"},
+    {"nbytes", M_INT, .flags = M_REQUIRED, .doc = "Bytes of the file"},
+    {.name = "n_tensors", .type = M_INT},
+    {0},
+};
+
 static const struct member tensor_rows[] = {
     {.name = "name", .type = M_STRING},
     {.name = "dtype", .type = M_STRING},

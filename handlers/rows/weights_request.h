@@ -27,8 +27,12 @@ struct weights_check_request {
     bool must_match;
 };
 
-struct handles_request {
+struct handles_request { /* and of leases of files */
     uint32_t lease_s;
+};
+
+struct weights_file_request {
+    const char *lease_id;
 };
 
 struct handles_renew_request {

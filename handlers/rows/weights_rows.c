@@ -61,6 +61,18 @@ const struct member handles_renew_members[] = {
     {0},
 };
 
+const struct member leases_members[] = {
+    {"lease_s", M_INT, M_IN(struct handles_request, lease_s), .min = 1, .max = LEASE_S_MAX,
+     .def = "60"},
+    {0},
+};
+
+const struct member weights_file_query[] = {
+    {"lease_id", M_STRING, M_IN(struct weights_file_request, lease_id),
+     .flags = M_REQUIRED | M_QUERY, .doc = "Of POST /v1/weights/leases"},
+    {0},
+};
+
 const struct member weight_values_members[] = {
     {"name", M_STRING, M_IN(struct weight_values_request, name), .flags = M_REQUIRED},
     {"truncate_size", M_INT, M_IN(struct weight_values_request, n_rows), .min = 1, .def = "100"},

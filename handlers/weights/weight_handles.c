@@ -250,13 +250,13 @@ int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
         return -1;
     if (x->method == METHOD_HEAD)
         return answer_head(app, x, req.lease_s, e);
-    if (lease_open(app->weights->leases, req.lease_s, &lease, &v, e) != 0)
+    if (lease_open(app->weights->leases, LEASE_HANDLES, req.lease_s, &lease, &v, e) != 0)
         return -1;
     if (make_reply(app, v, &lease, &reply, e) != 0) {
-        (void)lease_close(app->weights->leases, lease.id, &ignored);
+        (void)lease_close(app->weights->leases, LEASE_HANDLES, lease.id, &ignored);
         return -1;
     }
-    lease_start(app->weights->leases, lease.id); /* before a client can renew it */
+    lease_start(app->weights->leases, lease.id, NULL, NULL); /* before a client can renew it */
     http_reply(x, &reply);
     return 0;
 }
@@ -270,7 +270,8 @@ static json_t *renewed_json(const struct app_weights *weights, const struct leas
                             json_boolean(info.serial == lease->serial));
 }
 
-int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
+static int handles_lease_renew(struct app *app, struct http_request *x, enum lease_kind kind,
+                               struct err *e)
 {
     struct handles_renew_request req = {0};
     json_auto_t *body = NULL;
@@ -278,16 +279,37 @@ int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0 ||
         member_read(&req, handles_renew_members, body, "", e) != 0 ||
-        lease_renew(app->weights->leases, req.lease_id, req.lease_s, &lease, e) != 0)
+        lease_renew(app->weights->leases, kind, req.lease_id, req.lease_s, &lease, e) != 0)
         return -1;
     reply_json(x, 200, renewed_json(app->weights, &lease));
     return 0;
 }
 
-int handle_handles_delete(struct app *app, struct http_request *x, struct err *e)
+int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
 {
-    if (lease_close(app->weights->leases, x->path_arg, e) != 0)
+    return handles_lease_renew(app, x, LEASE_HANDLES, e);
+}
+
+int handle_leases_renew(struct app *app, struct http_request *x, struct err *e)
+{
+    return handles_lease_renew(app, x, LEASE_FILE, e);
+}
+
+static int handles_lease_delete(struct app *app, struct http_request *x, enum lease_kind kind,
+                                struct err *e)
+{
+    if (lease_close(app->weights->leases, kind, x->path_arg, e) != 0)
         return -1;
     reply_json(x, 200, json_pack("{s:s}", "lease_id", x->path_arg));
     return 0;
+}
+
+int handle_handles_delete(struct app *app, struct http_request *x, struct err *e)
+{
+    return handles_lease_delete(app, x, LEASE_HANDLES, e);
+}
+
+int handle_leases_delete(struct app *app, struct http_request *x, struct err *e)
+{
+    return handles_lease_delete(app, x, LEASE_FILE, e);
 }

@@ -20,7 +20,7 @@ struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
     const char *content_type, *accept, *authorization, *session_id, *last_event_id, *request_id;
-    const char *traceparent, *weight_versions;
+    const char *traceparent, *weight_versions, *range, *if_range;
     char tracestate[TRACE_STATE_MAX + 2]; /* all of them, joined; longer than allowed if cut */
     struct origin_request *origin;
     size_t n_content_length, n_transfer_encoding, n_host, n_authorization, n_traceparent;
@@ -141,6 +141,10 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         keep_first(&h->session_id, value);
     } else if (strcasecmp(key, "Last-Event-ID") == 0) {
         keep_first(&h->last_event_id, value);
+    } else if (strcasecmp(key, "Range") == 0) {
+        keep_first(&h->range, value);
+    } else if (strcasecmp(key, "If-Range") == 0) {
+        keep_first(&h->if_range, value);
     } else if (strcasecmp(key, "X-Request-Id") == 0) {
         keep_first(&h->request_id, value);
     } else if (strcasecmp(key, "X-Baton-Weight-Versions") == 0) {
@@ -369,7 +373,8 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     /* Each query member needs at most its text and two NULs; the path one NUL more. */
     nbytes = table + strlen(path) + 2 * n_query + 2 + text_nbytes(h->content_type) +
              text_nbytes(h->accept) + text_nbytes(h->authorization) + text_nbytes(h->session_id) +
-             text_nbytes(h->last_event_id) + text_nbytes(h->origin->host) + text_nbytes(path);
+             text_nbytes(h->last_event_id) + text_nbytes(h->range) + text_nbytes(h->if_range) +
+             text_nbytes(h->origin->host) + text_nbytes(path);
     block = malloc(nbytes);
     if (block == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request's headers");
@@ -381,6 +386,8 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->authorization = http_server_filter_put_text(&at, h->authorization);
     x->session_id = http_server_filter_put_text(&at, h->session_id);
     x->last_event_id = http_server_filter_put_text(&at, h->last_event_id);
+    x->range = http_server_filter_put_text(&at, h->range);
+    x->if_range = http_server_filter_put_text(&at, h->if_range);
     x->host = http_server_filter_put_text(&at, h->origin->host);
     x->wants_versions = h->weight_versions != NULL && strcmp(h->weight_versions, "1") == 0;
     x->target = http_server_filter_put_text(&at, path);

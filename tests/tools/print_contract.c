@@ -57,6 +57,7 @@ static const struct {
     {"WeightsDiff", weights_diff_reply, NULL},
     {"Handles", handles_reply, NULL},
     {"Lease", lease_reply, NULL},
+    {"FileLease", file_lease_reply, NULL},
     {"Adapter", adapter_reply, NULL},
     {"LoadedAdapter", loaded_adapter_reply, NULL},
     {"AdapterUsed", adapter_used_reply,
@@ -325,7 +326,7 @@ static const char *role_name(enum route_role role)
 {
     static const char *const of[] = {
         [ROLE_HEALTH] = "health",     [ROLE_PAGE] = "page",       [ROLE_VIEWER] = "viewer",
-        [ROLE_GENERATE] = "generate", [ROLE_CONTROL] = "control",
+        [ROLE_GENERATE] = "generate", [ROLE_CONTROL] = "control", [ROLE_WEIGHTS] = "weights",
     };
 
     return of[role];

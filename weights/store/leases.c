@@ -14,18 +14,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum lease_state { LEASE_FREE, LEASE_OPENING, LEASE_RUNNING };
+/* LEASE_ENDED: it is still in use, and nobody finds it any more. */
+enum lease_state { LEASE_FREE, LEASE_OPENING, LEASE_RUNNING, LEASE_ENDED };
+
+enum { LEASE_AWAITED_POLL_US = 50000 };
 
 struct lease {
     enum lease_state state;
+    enum lease_kind kind;
     struct lease_info info;
     const struct version *version; /* pinned; NULL until it is */
+    void *file;                    /* of LEASE_FILE */
+    void (*free_file)(void *file);
+    uint32_t n_users;
 };
 
 struct handle_leases {
     struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed; /* a lease ends earlier than before, or `stopping` */
     struct lease leases[LEASES_MAX];
+    uint32_t n_files; /* of these, those of files */
     bool stopping;
 
     struct store *store; /* immutable */
@@ -33,20 +41,32 @@ struct handle_leases {
     bool joined;         /* the owner's */
 };
 
-/* Removes a lease from the table; the caller has to unpin its version. */
-static const struct version *take_out_locked(struct handle_leases *l, struct lease *it)
+/* Ends a lease. @out  what has to be dropped without the lock; zeroed while the lease is in use */
+static void take_out_locked(struct handle_leases *l, struct lease *it, struct lease *out)
 {
-    const struct version *v = it->version;
-
     mtx_assert_held(&l->lock);
+    it->state = LEASE_ENDED;
+    memset(out, 0, sizeof *out);
+    if (it->n_users > 0)
+        return;
+    *out = *it;
+    l->n_files -= it->kind == LEASE_FILE;
     memset(it, 0, sizeof *it);
-    return v;
 }
 
-/* A running lease that has expired, or NULL; *next_us is the next expiry. */
+static void lease_drop(struct handle_leases *l, const struct lease *ended)
+{
+    store_unpin(l->store, ended->version);
+    if (ended->free_file != NULL)
+        ended->free_file(ended->file);
+}
+
+/* A running lease that has expired, or NULL; *next_us is when to look again. */
 static struct lease *expired_locked(struct handle_leases *l, uint64_t *next_us)
 {
     *next_us = CLOCK_NEVER;
+    if (l->n_files > 0)
+        *next_us = clock_after_us(LEASE_AWAITED_POLL_US);
     for (size_t i = 0; i < LEASES_MAX; i++) {
         struct lease *it = &l->leases[i];
 
@@ -60,11 +80,31 @@ static struct lease *expired_locked(struct handle_leases *l, uint64_t *next_us)
     return NULL;
 }
 
-static void log_expired(const struct lease_info *info)
+/* A lease of a file whose version an update or a sleep waits for, or NULL. The lock is left. */
+static struct lease *awaited_locked(struct handle_leases *l)
+{
+    for (size_t i = 0; i < LEASES_MAX && l->n_files > 0; i++) {
+        struct lease *it = &l->leases[i];
+        bool awaited;
+
+        if (it->state != LEASE_RUNNING || it->kind != LEASE_FILE)
+            continue;
+        it->n_users++;
+        mtx_unlock(&l->lock);
+        awaited = store_reader_awaited(l->store, it->version);
+        mtx_lock(&l->lock);
+        it->n_users--;
+        if (awaited || it->state == LEASE_ENDED)
+            return it;
+    }
+    return NULL;
+}
+
+static void log_ended(const struct lease_info *info, const char *event)
 {
     struct log_rec r;
 
-    log_begin(&r, LOG_WARN, "lease.expired");
+    log_begin(&r, LOG_WARN, event);
     log_str(&r, "lease_id", info->id);
     log_u64(&r, "serial", info->serial);
     log_u64(&r, "lease_s", info->timer.length_s);
@@ -74,23 +114,30 @@ static void log_expired(const struct lease_info *info)
 static void *leases_main(void *arg)
 {
     struct handle_leases *l = arg;
-    const struct version *v;
     struct lease_info info;
-    struct lease *it;
+    struct lease *it, ended;
     uint64_t next_us;
 
     mtx_lock(&l->lock);
     while (!l->stopping) {
+        const char *event = "lease.expired";
+
         it = expired_locked(l, &next_us);
+        if (it == NULL) {
+            it = awaited_locked(l);
+            event = "lease.gave_way";
+        }
         if (it == NULL) {
             (void)cnd_wait(&l->changed, &l->lock, next_us);
             continue;
         }
         info = it->info;
-        v = take_out_locked(l, it);
+        event = it->state == LEASE_RUNNING ? event : NULL; /* it was closed meanwhile */
+        take_out_locked(l, it, &ended);
         mtx_unlock(&l->lock);
-        store_unpin(l->store, v);
-        log_expired(&info);
+        lease_drop(l, &ended);
+        if (event != NULL)
+            log_ended(&info, event);
         mtx_lock(&l->lock);
     }
     mtx_unlock(&l->lock);
@@ -121,7 +168,7 @@ int leases_new(struct handle_leases **out, struct store *store, struct err *e)
 
 uint32_t leases_stop(struct handle_leases *l)
 {
-    const struct version *pins[LEASES_MAX];
+    struct lease ended;
     uint32_t n = 0;
 
     if (l->joined)
@@ -129,16 +176,17 @@ uint32_t leases_stop(struct handle_leases *l)
     mtx_lock(&l->lock);
     l->stopping = true;
     cnd_broadcast(&l->changed);
-    for (size_t i = 0; i < LEASES_MAX; i++) {
-        assert(l->leases[i].state != LEASE_OPENING);
-        if (l->leases[i].state == LEASE_RUNNING)
-            pins[n++] = take_out_locked(l, &l->leases[i]);
-    }
     mtx_unlock(&l->lock);
     (void)pthread_join(l->thread, NULL);
     l->joined = true;
-    for (uint32_t i = 0; i < n; i++)
-        store_unpin(l->store, pins[i]);
+    for (size_t i = 0; i < LEASES_MAX; i++) {
+        mtx_lock(&l->lock);
+        assert(l->leases[i].state != LEASE_OPENING && l->leases[i].n_users == 0);
+        n += l->leases[i].state == LEASE_RUNNING && l->leases[i].kind == LEASE_HANDLES;
+        take_out_locked(l, &l->leases[i], &ended);
+        mtx_unlock(&l->lock);
+        lease_drop(l, &ended);
+    }
     return n;
 }
 
@@ -153,39 +201,44 @@ void leases_free(struct handle_leases *l)
 }
 
 /* Reserves a free entry, so that two concurrent calls do not both get the last one. */
-static struct lease *lease_reserve(struct handle_leases *l, struct err *e)
+static struct lease *lease_reserve(struct handle_leases *l, enum lease_kind kind, struct err *e)
 {
     struct lease *it = NULL;
-    bool stopping;
+    bool stopping, full;
 
     mtx_lock(&l->lock);
     stopping = l->stopping;
-    for (size_t i = 0; i < LEASES_MAX && it == NULL && !stopping; i++)
+    full = kind == LEASE_FILE && l->n_files >= LEASES_FILE_MAX;
+    for (size_t i = 0; i < LEASES_MAX && it == NULL && !stopping && !full; i++)
         if (l->leases[i].state == LEASE_FREE)
             it = &l->leases[i];
-    if (it != NULL)
+    if (it != NULL) {
         it->state = LEASE_OPENING;
+        it->kind = kind;
+        l->n_files += kind == LEASE_FILE;
+    }
     mtx_unlock(&l->lock);
     if (stopping)
         (void)err_set(e, ERR_DRAINING, "", "the server is stopping and grants no leases");
     else if (it == NULL)
-        (void)err_set(e, ERR_OVERLOADED, "",
-                      "there are %d leases on the weights, no more are allowed", (int)LEASES_MAX);
+        (void)err_set(e, ERR_OVERLOADED, "", "there are %d %s, no more are allowed",
+                      full ? (int)LEASES_FILE_MAX : (int)LEASES_MAX,
+                      full ? "leases of files of the weights" : "leases on the weights");
     return it;
 }
 
-int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out,
-               const struct version **version, struct err *e)
+int lease_open(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
+               struct lease_info *out, const struct version **version, struct err *e)
 {
     struct lease_info info = {0};
     const struct version *v = NULL;
-    struct lease *it;
+    struct lease *it, none;
     char id[ID_LEN + 1];
     int rc;
 
     assert(lease_s >= 1 && lease_s <= LEASE_S_MAX);
     lease_timer_set(&info.timer, lease_s);
-    it = lease_reserve(l, e);
+    it = lease_reserve(l, kind, e);
     if (it == NULL)
         return -1;
     rc = store_pin(l->store, &v, e);
@@ -200,7 +253,7 @@ int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out
         it->info = info;
         it->version = v;
     } else {
-        (void)take_out_locked(l, it);
+        take_out_locked(l, it, &none);
     }
     mtx_unlock(&l->lock);
     if (rc != 0)
@@ -210,14 +263,27 @@ int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out
     return 0;
 }
 
-static struct lease *leases_find_locked(struct handle_leases *l, const char *id)
+static struct lease *leases_find_locked(struct handle_leases *l, enum lease_kind kind,
+                                        const char *id)
 {
     mtx_assert_held(&l->lock);
-    for (size_t i = 0; i < LEASES_MAX; i++)
-        if (l->leases[i].state != LEASE_FREE && strcmp(l->leases[i].info.id, id) == 0 &&
-            id[0] != '\0')
-            return &l->leases[i];
+    for (size_t i = 0; i < LEASES_MAX; i++) {
+        struct lease *it = &l->leases[i];
+
+        if ((it->state == LEASE_OPENING || it->state == LEASE_RUNNING) && it->kind == kind &&
+            strcmp(it->info.id, id) == 0 && id[0] != '\0')
+            return it;
+    }
     return NULL;
+}
+
+/* Only if its time runs: it may have expired, and not be removed yet. */
+static struct lease *running_locked(struct handle_leases *l, enum lease_kind kind, const char *id)
+{
+    struct lease *it = leases_find_locked(l, kind, id);
+
+    return it != NULL && it->state == LEASE_RUNNING && !lease_timer_expired(&it->info.timer) ? it
+                                                                                             : NULL;
 }
 
 static int leases_refuse_unknown(const char *id, struct err *e)
@@ -226,29 +292,30 @@ static int leases_refuse_unknown(const char *id, struct err *e)
                    "there is no lease '%.64s': it has ended, or never existed", id);
 }
 
-void lease_start(struct handle_leases *l, const char *id)
+void lease_start(struct handle_leases *l, const char *id, void *file, void (*free_file)(void *file))
 {
+    enum lease_kind kind = file != NULL ? LEASE_FILE : LEASE_HANDLES;
     struct lease *it;
 
     mtx_lock(&l->lock);
-    it = leases_find_locked(l, id);
+    it = leases_find_locked(l, kind, id);
     assert(it != NULL && it->state == LEASE_OPENING);
     it->state = LEASE_RUNNING;
+    it->file = file;
+    it->free_file = free_file;
     lease_timer_renew(&it->info.timer);
     cnd_signal(&l->changed);
     mtx_unlock(&l->lock);
 }
 
-int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struct lease_info *out,
-                struct err *e)
+int lease_renew(struct handle_leases *l, enum lease_kind kind, const char *id, uint32_t lease_s,
+                struct lease_info *out, struct err *e)
 {
     struct lease *it;
 
     assert(lease_s <= LEASE_S_MAX);
     mtx_lock(&l->lock);
-    it = leases_find_locked(l, id);
-    if (it != NULL && (it->state != LEASE_RUNNING || lease_timer_expired(&it->info.timer)))
-        it = NULL; /* expired, but not removed yet */
+    it = running_locked(l, kind, id);
     if (it != NULL) {
         lease_timer_extend(&it->info.timer, lease_s);
         cnd_signal(&l->changed); /* it may end sooner than before */
@@ -258,20 +325,51 @@ int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struc
     return it != NULL ? 0 : leases_refuse_unknown(id, e);
 }
 
-int lease_close(struct handle_leases *l, const char *id, struct err *e)
+int lease_close(struct handle_leases *l, enum lease_kind kind, const char *id, struct err *e)
 {
-    const struct version *v = NULL;
-    struct lease *it;
+    struct lease *it, ended;
 
     mtx_lock(&l->lock);
-    it = leases_find_locked(l, id);
+    it = leases_find_locked(l, kind, id);
     if (it != NULL)
-        v = take_out_locked(l, it);
+        take_out_locked(l, it, &ended);
     mtx_unlock(&l->lock);
     if (it == NULL)
         return leases_refuse_unknown(id, e);
-    store_unpin(l->store, v);
+    lease_drop(l, &ended);
     return 0;
+}
+
+int lease_use(struct handle_leases *l, const char *id, struct lease_use *out, struct err *e)
+{
+    struct lease *it;
+
+    mtx_lock(&l->lock);
+    it = running_locked(l, LEASE_FILE, id);
+    if (it != NULL) {
+        it->n_users++;
+        *out = (struct lease_use){it->version, it->file, (size_t)(it - l->leases)};
+    }
+    mtx_unlock(&l->lock);
+    if (it != NULL)
+        return 0;
+    return err_set(e, ERR_LEASE_ENDED, "/lease_id",
+                   "there is no lease '%.64s' of a file: it has ended, by its time or because an "
+                   "update or a sleep waited for its memory, or never existed",
+                   id);
+}
+
+void lease_unuse(struct handle_leases *l, const struct lease_use *use)
+{
+    struct lease *it = &l->leases[use->slot], ended = {0};
+
+    mtx_lock(&l->lock);
+    assert(it->n_users > 0);
+    it->n_users--;
+    if (it->state == LEASE_ENDED)
+        take_out_locked(l, it, &ended);
+    mtx_unlock(&l->lock);
+    lease_drop(l, &ended);
 }
 
 bool leases_first(struct handle_leases *l, struct lease_info *out)
@@ -280,7 +378,7 @@ bool leases_first(struct handle_leases *l, struct lease_info *out)
 
     mtx_lock(&l->lock);
     for (size_t i = 0; i < LEASES_MAX && !found; i++) {
-        found = l->leases[i].state != LEASE_FREE;
+        found = l->leases[i].state != LEASE_FREE && l->leases[i].kind == LEASE_HANDLES;
         if (found)
             *out = l->leases[i].info;
     }

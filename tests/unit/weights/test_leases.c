@@ -63,13 +63,13 @@ static struct lease_info open_lease(struct world *w, uint32_t lease_s)
     struct lease_info info = {0};
     struct err e = {0};
 
-    if (lease_open(w->leases, lease_s, &info, &v, &e) != 0)
+    if (lease_open(w->leases, LEASE_HANDLES, lease_s, &info, &v, &e) != 0)
         fail_msg("%s", e.msg);
     assert_int_equal(info.serial, v->serial);
     assert_string_equal(info.label, v->label);
     assert_int_equal(info.timer.length_s, lease_s);
     assert_int_equal(strlen(info.id), LEASE_ID_LEN);
-    lease_start(w->leases, info.id);
+    lease_start(w->leases, info.id, NULL, NULL);
     return info;
 }
 
@@ -79,7 +79,7 @@ static enum err_code open_refused(struct world *w)
     struct lease_info info;
     struct err e = {0};
 
-    assert_int_equal(lease_open(w->leases, 60, &info, &v, &e), -1);
+    assert_int_equal(lease_open(w->leases, LEASE_HANDLES, 60, &info, &v, &e), -1);
     assert_null(v);
     return e.code;
 }
@@ -88,7 +88,7 @@ static void close_lease(struct world *w, const struct lease_info *info)
 {
     struct err e = {0};
 
-    assert_int_equal(lease_close(w->leases, info->id, &e), 0);
+    assert_int_equal(lease_close(w->leases, LEASE_HANDLES, info->id, &e), 0);
 }
 
 static bool alive(struct world *w, const struct lease_info *info)
@@ -96,7 +96,7 @@ static bool alive(struct world *w, const struct lease_info *info)
     struct lease_info now;
     struct err e = {0};
 
-    if (lease_renew(w->leases, info->id, 0, &now, &e) == 0) {
+    if (lease_renew(w->leases, LEASE_HANDLES, info->id, 0, &now, &e) == 0) {
         assert_int_equal(now.serial, info->serial);
         return true;
     }
@@ -160,10 +160,10 @@ static void test_lease_close_refuses_unknown(void **state)
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         struct err e = {0};
 
-        assert_int_equal(lease_close(w->leases, ids[i], &e), -1);
+        assert_int_equal(lease_close(w->leases, LEASE_HANDLES, ids[i], &e), -1);
         assert_int_equal(e.code, ERR_NOT_FOUND);
         err_clear(&e);
-        assert_int_equal(lease_renew(w->leases, ids[i], 1, &info, &e), -1);
+        assert_int_equal(lease_renew(w->leases, LEASE_HANDLES, ids[i], 1, &info, &e), -1);
         assert_int_equal(e.code, ERR_NOT_FOUND);
     }
     assert_true(alive(w, &held));
@@ -195,10 +195,10 @@ static void test_lease_renew_and_unstarted_outlive(void **state)
 
     commit_step(w->store, 1);
     renewed = open_lease(w, SHORT_S);
-    assert_int_equal(lease_renew(w->leases, renewed.id, 3600, &now, &e), 0);
+    assert_int_equal(lease_renew(w->leases, LEASE_HANDLES, renewed.id, 3600, &now, &e), 0);
     assert_int_equal(now.timer.length_s, 3600);
     commit_step(w->store, 2);
-    assert_int_equal(lease_open(w->leases, SHORT_S, &slow, &v, &e), 0);
+    assert_int_equal(lease_open(w->leases, LEASE_HANDLES, SHORT_S, &slow, &v, &e), 0);
     commit_step(w->store, 3);
     forgotten = open_lease(w, SHORT_S);
     commit_step(w->store, 4);
@@ -207,7 +207,7 @@ static void test_lease_renew_and_unstarted_outlive(void **state)
     assert_true(alive(w, &renewed));
     assert_int_equal(v->serial, 2);
     assert_true(fx_is_step(v, 0, 2)); /* sanitizers see if it had been freed */
-    lease_start(w->leases, slow.id);
+    lease_start(w->leases, slow.id, NULL, NULL);
     assert_true(alive(w, &slow));
 }
 
@@ -220,7 +220,7 @@ static void test_lease_renew_can_shorten(void **state)
     commit_step(w->store, 1);
     info = open_lease(w, LEASE_S_MAX);
     commit_step(w->store, 2);
-    assert_int_equal(lease_renew(w->leases, info.id, 1, &now, &e), 0);
+    assert_int_equal(lease_renew(w->leases, LEASE_HANDLES, info.id, 1, &now, &e), 0);
     await_drained(w);
     assert_false(alive(w, &info));
 }

@@ -1,0 +1,101 @@
+/* Reads the file of a version piece by piece. */
+#include "weights/state/version_file.h"
+
+#include "weights/safetensors_write.h"
+#include "weights/state/version_content.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int make_head(struct version_file *f, struct store *s, const struct version *v,
+                     struct err *e)
+{
+    const struct tensor_list *spec = store_model_spec(s)->tensor_list;
+    struct checksum *sums = calloc(spec->n_tensors, sizeof *sums);
+    size_t nbytes = 0;
+    int rc = 0;
+
+    if (sums == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u checksums", spec->n_tensors);
+    for (uint32_t i = 0; i < spec->n_tensors && rc == 0; i++)
+        rc = store_checksum(s, v, i, &sums[i], e);
+    if (rc == 0)
+        rc = safetensors_head_make(&f->head, &nbytes, spec->tensors, spec->n_tensors,
+                                   content_metadata(v->label, spec, sums), e);
+    free(sums);
+    f->nbytes_head = nbytes;
+    f->nbytes = nbytes + spec->nbytes;
+    return rc;
+}
+
+int version_file_new(struct version_file **out, struct store *s, const struct version *v,
+                     struct err *e)
+{
+    struct version_file *f = calloc(1, sizeof *f);
+    struct sha256_ctx ctx;
+
+    if (f == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the head of a file");
+    if (make_head(f, s, v, e) != 0 || content_of_version(s, v, f->content, e) != 0) {
+        version_file_free(f);
+        return -1;
+    }
+    sha256_init(&ctx);
+    sha256_update(&ctx, f->nbytes_head, (const uint8_t *)f->head);
+    content_text(&ctx, f->digest);
+    *out = f;
+    return 0;
+}
+
+void version_file_free(void *file)
+{
+    struct version_file *f = file;
+
+    if (f == NULL)
+        return;
+    free(f->head);
+    free(f);
+}
+
+/* The first tensor that ends after `at`, a place among the tensors' bytes. */
+static uint32_t tensor_at(const struct tensor_list *spec, uint64_t at)
+{
+    uint32_t low = 0, high = spec->n_tensors;
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (spec->tensors[mid].offset + spec->tensors[mid].nbytes <= at)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+int version_file_read(const struct version_file *f, struct store *s, const struct version *v,
+                      uint64_t at, uint64_t n, void *out, struct err *e)
+{
+    const struct tensor_list *spec = store_model_spec(s)->tensor_list;
+    uint64_t end = at + n, part = 0;
+    char *to = out;
+
+    assert(at <= f->nbytes && n <= f->nbytes - at);
+    if (at < f->nbytes_head) {
+        part = end < f->nbytes_head ? n : f->nbytes_head - at;
+        memcpy(to, f->head + at, part);
+        at += part;
+    }
+    for (uint32_t i = at < end ? tensor_at(spec, at - f->nbytes_head) : 0; at < end; i++) {
+        const struct tensor_spec *t = &spec->tensors[i];
+        uint64_t offset = at - f->nbytes_head - t->offset, left = t->nbytes - offset;
+
+        to += part;
+        part = left < end - at ? left : end - at;
+        if (store_read(s, v, i, offset, part, to, e) != 0)
+            return -1;
+        at += part;
+    }
+    return 0;
+}
