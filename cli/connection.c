@@ -288,6 +288,7 @@ static const char *hint_of(const char *code, const char *param, const char *comm
         {"unsupported_in_proxy_mode", "/delta", "push", NULL}, /* the message says what to do */
         {"unsupported_in_proxy_mode", NULL, "push",
          "--path lets engines that are batons or SGLang read the files themselves"},
+        {"unsupported_in_proxy_mode", "/__metadata__", "lora load", NULL}, /* a delta */
         {"unsupported_in_proxy_mode", NULL, "lora load",
          "--path lets the engines read the files themselves"},
     };

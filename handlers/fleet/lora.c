@@ -85,7 +85,7 @@ static int check_tensors(const struct http_request *x, struct err *e)
     if (safetensors_parse(&head, x->body, nbytes, x->body_len, e) != 0)
         return -1;
     if (head.delta_base != NULL)
-        (void)refuse_adapter_delta("", e);
+        (void)refuse_adapter_delta("/__metadata__/format", e);
     safetensors_fini(&head);
     return e->code == ERR_NONE ? 0 : -1;
 }

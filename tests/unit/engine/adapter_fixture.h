@@ -252,6 +252,8 @@ static inline int adapter_of_bytes(struct adapter **out, struct adapter_report *
             memcpy(place, (const char *)bytes + t->offset, t->nbytes);
         rc = adapter_builder_came(b, tensor_list, i, e);
     }
+    if (rc == 0)
+        rc = adapter_builder_apply(b, &(struct made_sums){0}, e);
     free(bytes);
     if (rc != 0) {
         adapter_builder_free(b);

@@ -405,6 +405,92 @@ static void test_new_unwinds_every_failed_allocation(void **state)
     tensor_list_unref(tensor_list);
 }
 
+/* The last value of each tensor of the base. */
+static struct tensor_list *list_of_parts(const struct tensor_list *base)
+{
+    struct tensor_list_builder *b;
+    struct tensor_list *list;
+    struct err e = {0};
+    uint64_t one = 1;
+    char name[300];
+
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    for (uint32_t i = 0; i < base->n_tensors; i++) {
+        (void)snprintf(name, sizeof name, "%s#index", base->tensors[i].name);
+        assert_int_equal(tensor_list_builder_add(b, name, DTYPE_U64, &one, 1, 1, &e), 0);
+        (void)snprintf(name, sizeof name, "%s#value", base->tensors[i].name);
+        assert_int_equal(tensor_list_builder_add(b, name, base->tensors[i].dtype, &one, 1, 1, &e),
+                         0);
+    }
+    assert_int_equal(tensor_list_builder_finish(b, &list, &e), 0);
+    return list;
+}
+
+/* Into the parts, and into the bytes of all tensors. */
+static void change_last(const struct tensor_list *base, const struct tensor_list *list, char *parts,
+                        char *whole)
+{
+    static const uint16_t value = 0x3c01;
+
+    for (uint32_t i = 0; i < base->n_tensors; i++) {
+        const struct tensor_spec *t = &base->tensors[i];
+        uint64_t last = t->numel - 1;
+
+        memcpy(parts + list->tensors[2 * i].offset, &last, sizeof last);
+        memcpy(parts + list->tensors[2 * i + 1].offset, &value, sizeof value);
+        memcpy(whole + t->offset + last * sizeof value, &value, sizeof value);
+    }
+}
+
+/* Equal to what all tensors make, or nothing is left. */
+static void test_a_delta_makes_the_whole_or_unwinds(void **state)
+{
+    struct model_config m = small_model();
+    struct adapter *base = adapter_made(&m, ALL_MODULES, 4, DTYPE_BF16, 1), *whole = NULL;
+    const struct tensor_list *tensors = adapter_tensors(base);
+    struct tensor_list *list = list_of_parts(tensors);
+    struct adapter_config *c = config_of("{\"r\":4}");
+    struct adapter_spec spec = spec_of(&m, c), plain = spec;
+    int64_t before = atomic_load(&nbytes_mapped);
+    char *bytes = malloc(tensors->nbytes), *parts = malloc(list->nbytes);
+    struct err e = {0};
+    int rc = -1;
+
+    (void)state;
+    assert_true(bytes != NULL && parts != NULL);
+    for (uint32_t i = 0; i < tensors->n_tensors; i++)
+        memcpy(bytes + tensors->tensors[i].offset, adapter_bytes(base, i),
+               tensors->tensors[i].nbytes);
+    spec.base = base;
+    change_last(tensors, list, parts, bytes);
+    for (long n = 0; rc != 0; n++) {
+        struct adapter *a = NULL;
+        char *copy = malloc(list->nbytes);
+
+        assert_true(copy != NULL && n < 1000);
+        memcpy(copy, parts, list->nbytes);
+        err_clear(&e);
+        fail_nth(n);
+        rc = adapter_of_bytes(&a, NULL, &spec, list, copy, &e);
+        fail_nth(-1);
+        assert_true((rc == 0) == (a != NULL) && (rc == 0 || e.code == ERR_NO_MEMORY));
+        if (rc == 0) {
+            assert_int_equal(adapter_of_bytes(&whole, NULL, &plain, adapter_tensors(a), bytes, &e),
+                             0);
+            assert_string_equal(adapter_digest(a), adapter_digest(whole));
+            assert_string_not_equal(adapter_digest(a), adapter_digest(base));
+            assert_int_equal(adapter_nbytes(a), adapter_nbytes(base));
+            adapter_free(whole);
+        }
+        adapter_free(a);
+        assert_int_equal(atomic_load(&nbytes_mapped), before);
+    }
+    free(parts);
+    tensor_list_unref(list);
+    adapter_free(base);
+    adapter_config_free(c);
+}
+
 static void test_free_gives_the_memory_back(void **state)
 {
     struct model_config m = small_model();
@@ -429,6 +515,7 @@ int main(void)
         cmocka_unit_test(test_new_bounds_bytes_and_tensors),
         cmocka_unit_test(test_names_are_read_exactly),
         cmocka_unit_test(test_new_unwinds_every_failed_allocation),
+        cmocka_unit_test(test_a_delta_makes_the_whole_or_unwinds),
         cmocka_unit_test(test_free_gives_the_memory_back),
     };
 
