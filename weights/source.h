@@ -115,7 +115,7 @@ struct source_ops {
     bool (*stuck)(const struct source *s);
 
     /* share: of a source that makes tensors of what another one brings: the scope of the update,
-     * for that one. Called once, before all others, if the source is an update's. NULL: it has
+     * for that one. Called before all others, if the source is an update's. NULL: it has
      * none. */
     void (*share)(struct source *s, struct source_scope **scope);
 

@@ -181,6 +181,8 @@ def wrong(s, step, said):
         refused(s, lambda v=via: send(s, "none", few, v, **at), 409, "precondition_failed", "/if_revision", "not loaded")
         refused(s, lambda v=via: send(s, "chain", few, v, delta=True), 400, "bad_request", "/delta", "if_revision")
         refused(s, lambda v=via: send(s, "chain", few, v, delta=True, if_revision=0), 400, "bad_request", "/delta")
+        refused(s, lambda v=via: send(s, "chain", few, v, {"format": "pt"}, allow_partial=True), 400, "bad_request", "/names/0",
+                '"delta": true')
         refused(s, lambda v=via: send(s, "chain", [("no.such#xor", "U16", [1], b"xx")], v, **at), 422, "manifest_mismatch",
                 "/names/0", "no.such")
     # Only one of the file and the load is a delta.
