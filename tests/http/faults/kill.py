@@ -1,8 +1,8 @@
 """kill -9 at any moment, again and again, with --state-dir: what is served afterwards is a whole version, that whose
 commit was answered last or the one in flight; or nothing is served.
 
-Versions differ in every tensor, so that a mixture of two is noticed. Half of the commits on a served version are sessions that
-send a delta. Rounds:
+Versions differ in every tensor, so that a mixture of two is noticed. Half of the commits on a served version are deltas, in a
+session or in one request. Rounds:
 - in `random` ones a trainer commits versions and renames them until a kill, at a random moment, also of the start;
 - in `calls` ones the process ends before or after each call that changes a file, of a start and of a commit.
 
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 
 import numpy
 
@@ -214,10 +215,13 @@ class History:
         return answer
 
     def delta(self, base, content, connection):
-        """A session, killed at any of its steps."""
+        """One request, or a session that is killed at any of its steps."""
         start = {"weight_version": f"v{self.n}", "base_version": base[0], "delta": True}
         if self.update_id is not None:
             start["base_update_id"] = self.update_id
+        if RANDOM.random() < 0.5:
+            return self.ask("delta of one request", f"?{urllib.parse.urlencode({**start, 'delta': 'true'})}",
+                            self.deltas[content], connection)
         mine = {"update_id": self.ask("delta's start", "/start", start, connection)["update_id"]}
         self.ask("delta's chunk", f"?update_id={mine['update_id']}", self.deltas[content], connection)
         return self.ask("delta's finish", "/finish", mine, connection)
