@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 import urllib.parse
 
 import numpy
@@ -187,9 +188,9 @@ def wrong(s, step, said):
                 "/names/0", "no.such")
     # Only one of the file and the load is a delta.
     for via in ("body", "path"):
-        refused(s, lambda v=via: send(s, "chain", parts, v, delta_metadata("x")), 400, "bad_request",
+        refused(s, lambda v=via: send(s, "chain", few, v, delta_metadata("x")), 400, "bad_request",
                 "/lora_path" if via == "path" else None, '"delta": true')
-        refused(s, lambda v=via: send(s, "chain", parts, v, delta_metadata("x"), **at), 409, "precondition_failed",
+        refused(s, lambda v=via: send(s, "chain", few, v, delta_metadata("x"), **at), 409, "precondition_failed",
                 "/lora_path" if via == "path" else None, "'x'", said["digest"])
     refused(s, lambda: send(s, "chain", parts, "path", {"format": "pt"}, **at), 400, "bad_request", "/lora_path", "no delta")
     # A flipped bit: of a part that has a checksum, of one whose tensor has one, of a frame, of a position.
@@ -224,7 +225,20 @@ def wrong(s, step, said):
 
 
 def meanwhile(s):
-    """What the base is decides the end, too."""
+    """What the base is decides the end, too: of many deltas of one revision the first to end is the next."""
+    at = load(s, "many", whole(FIRST), "body")
+    name, answers = min(FIRST, key=lambda n: FIRST[n].size), []
+    news = [{**FIRST, name: FIRST[name] ^ (numpy.arange(FIRST[name].size) == k).astype(FIRST[name].dtype)} for k in range(8)]
+    threads = [threading.Thread(target=lambda n=n: answers.append((n, send(
+        s, "many", delta_of(FIRST, n), "body", delta=True, if_revision=at["revision"])))) for n in news]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    good = [(n, said) for n, (status, said) in answers if status == 200]
+    bad = [said["error"]["param"] for _, (status, said) in answers if status == 409]
+    same((len(good), bad, good[0][1]["revision"]), (1, ["/if_revision"] * 7, at["revision"] + 1), answers)
+    same(load(s, "all", whole(good[0][0]), "shm")["digest"], good[0][1]["digest"], "the one that won")
     load(s, "gone", whole(FIRST), "body")
     s.post("/v1/unload_lora_adapter", {"lora_name": "gone"})
     refused(s, lambda: send(s, "gone", whole(FIRST)[:1], "body", delta=True, if_revision=1), 409, "precondition_failed",

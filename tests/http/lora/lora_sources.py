@@ -100,6 +100,16 @@ def spent(trainer, what):
     must(trainer.counters() and not any(trainer.counters()), f"{what}: {trainer.counters()}")
 
 
+def deltas_of(adapter):
+    """Two deltas, each as specs and bytes: another first element of the first tensor, and the adapter's own again."""
+    s, out = adapter.specs[0], []
+    own = adapter.data[s.name][:s.nbytes // s.numel]
+    specs = [Spec(f"{s.name}#index", "I64", [1]), Spec(f"{s.name}#value", s.dtype, [1])]
+    for value in (bytes([own[0] ^ 1]) + own[1:], own):
+        out.append((specs, {specs[0].name: bytes(8), specs[1].name: value}))
+    return out
+
+
 def cut(specs, n):
     edges = [len(specs) * i // n for i in range(n + 1)]
     return [specs[a:b] for a, b in zip(edges, edges[1:])]
@@ -139,6 +149,12 @@ def handles(world, server):
         found = load(server, "a", shout, body, "again")
         must(found["unchanged"] and found["revision"] == 3, f"{found}")
         spent(t, "again")
+    for k, (specs, data) in enumerate(deltas_of(shout)):
+        with world.trainer(server) as t:
+            _, body = bucket(t, 0, specs, data)
+            found = load(server, "a", shout, body, "delta", delta=True, if_revision=3 + k)
+            must(found["revision"] == 4 + k and (found["digest"] == by_file) == (k == 1), f"{found}")
+            spent(t, "delta")
     must(server.served is None, "an adapter is no weight")
 
 
@@ -353,6 +369,11 @@ def broadcasts(world, server):
                 found = push(server, trainer, "x", a, wire(a.specs, **more), blobs, what)
                 revision += 1
                 must(found["revision"] == revision, f"{what}: {found}")
+            for specs, data in deltas_of(adapters[1]):
+                body = wire(specs, delta=True, if_revision=revision)
+                revision += 1
+                again = push(server, trainer, "x", adapters[1], body, cut_each(specs, data), f"{form.__name__}: delta")
+            must(again["revision"] == revision and again["digest"] == found["digest"], f"{again}")
             serves(server, "x", adapters[1], revision, form.__name__)
             one_update(world, server, trainer, form.__name__)
     must(server.metric("baton_nccl_broadcasts_total") > 100, "broadcasts are counted")
