@@ -5,6 +5,7 @@
 #include "weights/store/store_priv.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { WAIT_US = 60 * 1000 * 1000, SHORT_S = 3, N_THREADS = 4, N_ROUNDS = 200, VERSIONS_MAX = 4 };
 
@@ -285,6 +286,141 @@ static void test_leases_stop_ends_all(void **state)
     assert_int_equal(leases_stop(w->leases), 0);
 }
 
+static atomic_uint n_freed; /* files of leases */
+
+static void count_freed(void *file)
+{
+    free(file);
+    n_freed++;
+}
+
+static struct lease_info open_file(struct world *w, uint32_t lease_s)
+{
+    const struct version *v = NULL;
+    struct lease_info info = {0};
+    struct err e = {0};
+
+    assert_int_equal(lease_open(w->leases, LEASE_FILE, lease_s, &info, &v, &e), 0);
+    lease_start(w->leases, info.id, malloc(1), count_freed);
+    return info;
+}
+
+/* What is in use stays until it is not, and nobody else gets it; of another kind it is unknown. */
+static void test_file_stays_while_it_is_used(void **state)
+{
+    struct world *w = *state;
+    struct lease_use use[2], none;
+    struct lease_info info, first;
+    struct err e = {0};
+
+    n_freed = 0;
+    commit_step(w->store, 1);
+    info = open_file(w, 60);
+    assert_false(leases_first(w->leases, &first));
+    assert_int_equal(lease_close(w->leases, LEASE_HANDLES, info.id, &e), -1);
+    assert_int_equal(e.code, ERR_NOT_FOUND);
+    err_clear(&e);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(lease_use(w->leases, info.id, &use[i], &e), 0);
+    commit_step(w->store, 2);
+    assert_int_equal(lease_close(w->leases, LEASE_FILE, info.id, &e), 0);
+    assert_int_equal(lease_use(w->leases, info.id, &none, &e), -1);
+    assert_int_equal(e.code, ERR_LEASE_ENDED);
+    lease_unuse(w->leases, &use[0]);
+    assert_int_equal(n_live(w), 2);
+    assert_true(fx_is_step(use[1].version, 0, 1)); /* sanitizers see if it had been freed */
+    assert_int_equal(n_freed, 0);
+    lease_unuse(w->leases, &use[1]);
+    assert_int_equal(n_live(w), 1);
+    assert_int_equal(n_freed, 1);
+}
+
+/* An update that waits for room ends leases of files at once, but none of the served version. */
+static void test_file_gives_way(void **state)
+{
+    struct staging_cfg staged = {0};
+    struct lease_info files[VERSIONS_MAX], now;
+    struct world *w = *state;
+    struct staging *g = NULL;
+    struct lease_use use;
+    struct err e = {0};
+
+    n_freed = 0;
+    for (unsigned i = 0; i < VERSIONS_MAX; i++) {
+        commit_step(w->store, i + 1);
+        files[i] = open_file(w, 60);
+    }
+    assert_int_equal(store_stage(w->store, &staged, clock_after_us(WAIT_US), NULL, &g, &e), 0);
+    store_abort(w->store, g);
+    assert_int_equal(lease_use(w->leases, files[VERSIONS_MAX - 1].id, &use, &e), 0);
+    lease_unuse(w->leases, &use);
+    assert_true(n_freed >= 1 && n_freed < VERSIONS_MAX);
+    assert_int_equal(store_set_label(w->store, "another", 0, &(uint64_t){0}, &e), 0);
+    await_drained(w); /* the renamed version too */
+    assert_int_equal(n_freed, VERSIONS_MAX);
+    assert_int_equal(lease_renew(w->leases, LEASE_FILE, files[VERSIONS_MAX - 1].id, 0, &now, &e),
+                     -1);
+}
+
+static void test_files_are_bounded(void **state)
+{
+    struct world *w = *state;
+    const struct version *v = NULL;
+    struct lease_info info;
+    struct err e = {0};
+
+    n_freed = 0;
+    commit_step(w->store, 1);
+    for (int i = 0; i < LEASES_FILE_MAX; i++)
+        info = open_file(w, 60);
+    assert_int_equal(lease_open(w->leases, LEASE_FILE, 60, &info, &v, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    (void)open_lease(w, 60);
+    assert_int_equal(leases_stop(w->leases), 1); /* files are nobody's but ours */
+    assert_int_equal(n_freed, LEASES_FILE_MAX);
+}
+
+/* Uses leases that others close, and that give way. */
+static void *use_much(void *arg)
+{
+    struct world *w = arg;
+    struct err e = {0};
+
+    for (int i = 0; i < N_ROUNDS; i++) {
+        struct lease_info info = open_file(w, 60);
+        struct lease_use use;
+
+        if (lease_use(w->leases, info.id, &use, &e) == 0) {
+            assert_int_equal(use.version->serial, info.serial);
+            if (i % 2 == 0)
+                (void)lease_close(w->leases, LEASE_FILE, info.id, &e);
+            lease_unuse(w->leases, &use);
+        }
+        err_clear(&e);
+        if (i % 2 != 0)
+            (void)lease_close(w->leases, LEASE_FILE, info.id, &e);
+        err_clear(&e);
+    }
+    return NULL;
+}
+
+static void test_files_from_many_threads(void **state)
+{
+    struct world *w = *state;
+    pthread_t threads[N_THREADS];
+
+    n_freed = 0;
+    commit_step(w->store, 1);
+    for (int i = 0; i < N_THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, use_much, w), 0);
+    for (unsigned i = 0; i < N_ROUNDS / 2; i++)
+        commit_step(w->store, i + 2);
+    for (int i = 0; i < N_THREADS; i++)
+        (void)pthread_join(threads[i], NULL);
+    await_drained(w);
+    assert_int_equal(n_freed, N_THREADS * N_ROUNDS);
+}
+
 /* Opens, renews and ends leases while versions come and go. */
 static void *lease_much(void *arg)
 {
@@ -325,7 +461,9 @@ int main(void)
         T(test_lease_ends_by_itself),     T(test_lease_renew_and_unstarted_outlive),
         T(test_lease_renew_can_shorten),  T(test_leases_are_bounded),
         T(test_update_waits_for_leases),  T(test_leases_stop_ends_all),
-        T(test_leases_from_many_threads),
+        T(test_leases_from_many_threads), T(test_file_stays_while_it_is_used),
+        T(test_file_gives_way),           T(test_files_are_bounded),
+        T(test_files_from_many_threads),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
