@@ -6,28 +6,18 @@
  * takes FILE_UNSENT_MAX and one piece of memory, however long it is and however slow its client.
  * Rejected: replies that point into the version's memory, as those of one tensor do, because an
  * update would have to wait until they have ended. */
-#include "base/clock.h"
-#include "base/mtx.h"
 #include "control/life.h"
-#include "control/source_threads.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/file_reply.h"
 #include "handlers/reply.h"
 #include "handlers/rows/weights_request.h"
 #include "weights/state/version_file.h"
 #include "weights/store/leases.h"
 #include "weights/store/store.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    FILE_PIECE_NBYTES = 1 << 20,
-    FILE_UNSENT_MAX = 1 << 20, /* bytes that the client has not read; above it the stream waits */
-    FILE_POLL_US = 100000      /* for a stop, the end of the lease or of the client */
-};
-_Static_assert((int)FILE_UNSENT_MAX < (int)HTTP_REQUEST_STREAM_NBYTES_MAX, "a piece may follow");
 
 static json_t *file_lease_json(const struct app *app, const struct version *v,
                                const struct lease_info *lease, const struct version_file *f)
@@ -69,217 +59,40 @@ int handle_leases_open(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-/* One reply that is being sent. */
-struct file_send {
-    struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
-    struct cnd changed;
-    bool drained; /* the client has read since it was set to false */
-
-    struct http_request *x; /* consumed by the end of the stream */
-    struct app *app;        /* borrowed */
-    struct job job;
+/* A version that is being sent. */
+struct leased_file {
+    const struct app_weights *weights; /* borrowed */
     char lease_id[LEASE_ID_LEN + 1];
-    uint64_t at, end; /* bytes of the file that are still to be read */
-    char *piece;      /* owned; [FILE_PIECE_NBYTES] */
-    struct http_reply head;
 };
 
-static void file_send_free(struct file_send *s)
+static int leased_read(void *arg, uint64_t at, uint64_t n, void *out, struct err *e)
 {
-    cnd_fini(&s->changed);
-    mtx_fini(&s->lock);
-    free(s->piece);
-    free(s);
-}
-
-/* On the HTTP server's thread, under the request's lock. */
-static void file_send_drained(void *arg)
-{
-    struct file_send *s = arg;
-
-    mtx_lock(&s->lock);
-    s->drained = true;
-    cnd_signal(&s->changed);
-    mtx_unlock(&s->lock);
-}
-
-/* Waits until the client has read, for a short time. */
-static void file_send_wait(struct file_send *s)
-{
-    mtx_lock(&s->lock);
-    s->drained = false;
-    mtx_unlock(&s->lock);
-    http_request_on_drained(s->x, FILE_UNSENT_MAX, file_send_drained, s);
-    mtx_lock(&s->lock);
-    if (!s->drained)
-        (void)cnd_wait(&s->changed, &s->lock, clock_after_us(FILE_POLL_US));
-    mtx_unlock(&s->lock);
-}
-
-/* Sends a piece, unless the client has to read first. Errors: those of lease_use and
- * version_file_read; ERR_GONE. */
-static int file_send_piece(struct file_send *s, bool *waits, struct err *e)
-{
-    uint64_t n = s->end - s->at < FILE_PIECE_NBYTES ? s->end - s->at : FILE_PIECE_NBYTES;
+    const struct leased_file *l = arg;
     struct lease_use use;
-    int rc = 0;
+    int rc;
 
-    if (lease_use(s->app->weights->leases, s->lease_id, &use, e) != 0)
+    if (lease_use(l->weights->leases, l->lease_id, &use, e) != 0)
         return -1;
-    *waits = http_request_stream_unsent(s->x) > FILE_UNSENT_MAX;
-    if (!*waits)
-        rc = version_file_read(use.file, s->app->weights->store, use.version, s->at, n, s->piece,
-                               e);
-    lease_unuse(s->app->weights->leases, &use);
-    if (rc != 0)
-        return -1;
-    if (http_request_disconnected(s->x) ||
-        (!*waits && http_request_stream_write(s->x, s->piece, n) != 0))
-        return err_set(e, ERR_GONE, "", "the client disconnected");
-    s->at += *waits ? 0 : n;
-    return 0;
+    rc = version_file_read(use.file, l->weights->store, use.version, at, n, out, e);
+    lease_unuse(l->weights->leases, &use);
+    return rc;
 }
 
-static void file_send_run(void *arg)
-{
-    struct file_send *s = arg;
-    struct source_threads *threads = s->app->weights->file_threads;
-    struct err e = {0};
-    bool waits;
-
-    http_request_stream_open_as(s->x, &s->head);
-    while (s->at < s->end && e.code == ERR_NONE) {
-        if (source_threads_stopping(threads))
-            (void)err_set(&e, ERR_DRAINING, "", "the server is stopping");
-        else if (file_send_piece(s, &waits, &e) == 0 && waits)
-            file_send_wait(s);
-    }
-    if (e.code != ERR_NONE)
-        http_request_note_error(s->x, &e);
-    http_request_stream_close(s->x, e.code == ERR_NONE);
-    file_send_free(s);
-    source_threads_end(threads);
-}
-
-/* Returns the first byte after the digits; NULL: it is too large. */
-static const char *range_number(const char *text, uint64_t *out)
-{
-    for (*out = 0; *text >= '0' && *text <= '9'; text++) {
-        if (*out > (UINT64_MAX - 9) / 10)
-            return NULL;
-        *out = *out * 10 + (uint64_t)(*text - '0');
-    }
-    return text;
-}
-
-struct file_range {
-    uint64_t at, end;
-    bool part; /* else it is all of the file */
-};
-
-/* "bytes=0-99", "bytes=100-" or "bytes=-100". Anything else, several ranges too, asks for the whole
- * file, as HTTP allows: *out is then unchanged. Returns false if it has none of the bytes. */
-static bool range_parse(struct file_range *out, const char *text, uint64_t nbytes)
-{
-    static const char unit[] = "bytes=";
-    const char *from = text + sizeof unit - 1, *dash, *end;
-    uint64_t first, last;
-    bool suffix, open;
-
-    if (strncmp(text, unit, sizeof unit - 1) != 0 || (dash = range_number(from, &first)) == NULL ||
-        *dash != '-' || (end = range_number(dash + 1, &last)) == NULL || *end != '\0')
-        return true;
-    suffix = dash == from;
-    open = dash[1] == '\0';
-    if ((suffix && open) || (!suffix && !open && last < first))
-        return true;
-    if (suffix ? last == 0 : first >= nbytes)
-        return false;
-    if (suffix)
-        first = last < nbytes ? nbytes - last : 0;
-    if (suffix || open || last >= nbytes)
-        last = nbytes - 1;
-    *out = (struct file_range){first, last + 1, true};
-    return true;
-}
-
-static void file_head(struct http_reply *r, const struct lease_use *use,
-                      const struct file_range *range)
+static int leased_reply(struct app *app, struct http_request *x, const char *lease_id,
+                        const struct lease_use *use, struct err *e)
 {
     const struct version_file *f = use->file;
+    struct leased_file *l = calloc(1, sizeof *l);
+    struct file_source source = {f->nbytes, f->digest, leased_read, free, l};
+    struct http_reply head = {.content_type = "application/vnd.safetensors"};
 
-    *r = (struct http_reply){.status = range->part ? 206 : 200,
-                             .content_type = "application/vnd.safetensors"};
-    http_reply_header(r, "Accept-Ranges", "bytes");
-    http_reply_header(r, "ETag", "\"%s\"", f->digest);
-    http_reply_header_text(r, "X-Baton-Weight-Version", use->version->label);
-    http_reply_header(r, "X-Baton-Serial", "%llu", (unsigned long long)use->version->serial);
-    if (range->part)
-        http_reply_header(r, "Content-Range", "bytes %llu-%llu/%llu", (unsigned long long)range->at,
-                          (unsigned long long)range->end - 1, (unsigned long long)f->nbytes);
-}
-
-static int refuse_range(struct http_request *x, uint64_t nbytes)
-{
-    struct http_reply reply;
-    struct err e = {0};
-
-    (void)err_set(&e, ERR_RANGE, "", "the file has %llu bytes, and none of '%.80s'",
-                  (unsigned long long)nbytes, x->range);
-    http_request_note_error(x, &e);
-    reply_error_make(x->route, &e, NULL, &reply);
-    http_reply_header(&reply, "Content-Range", "bytes */%llu", (unsigned long long)nbytes);
-    http_reply(x, &reply);
-    return 0;
-}
-
-static int file_send_start(struct app *app, struct http_request *x, const char *lease_id,
-                           const struct lease_use *use, const struct file_range *range,
-                           struct err *e)
-{
-    struct file_send *s = calloc(1, sizeof *s);
-
-    if (s == NULL)
+    if (l == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the download");
-    mtx_init(&s->lock, MTX_LEAF);
-    cnd_init(&s->changed);
-    s->x = x;
-    s->app = app;
-    s->at = range->at;
-    s->end = range->end;
-    s->job = (struct job){.run = file_send_run, .arg = s};
-    memcpy(s->lease_id, lease_id, strlen(lease_id)); /* it is that of a lease */
-    file_head(&s->head, use, range);
-    s->piece = malloc(FILE_PIECE_NBYTES);
-    if (s->piece == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the download");
-    else if (source_threads_post(app->weights->file_threads, &s->job, e) == 0)
-        return 0;
-    file_send_free(s);
-    return -1;
-}
-
-static int file_reply(struct app *app, struct http_request *x, const char *lease_id,
-                      const struct lease_use *use, struct err *e)
-{
-    static const char no_bytes[1] = "";
-    const struct version_file *f = use->file;
-    struct file_range range = {.end = f->nbytes};
-    struct http_reply head;
-    char etag[sizeof f->digest + 2];
-
-    (void)snprintf(etag, sizeof etag, "\"%s\"", f->digest);
-    if (x->method == METHOD_GET && x->range[0] != '\0' &&
-        (x->if_range[0] == '\0' || strcmp(x->if_range, etag) == 0) &&
-        !range_parse(&range, x->range, f->nbytes))
-        return refuse_range(x, f->nbytes);
-    if (x->method != METHOD_HEAD)
-        return file_send_start(app, x, lease_id, use, &range, e);
-    file_head(&head, use, &range);
-    head.data = no_bytes; /* of a HEAD only the length is sent */
-    head.len = range.end - range.at;
-    http_reply(x, &head);
-    return 0;
+    l->weights = app->weights;
+    memcpy(l->lease_id, lease_id, strlen(lease_id)); /* it is that of a lease */
+    http_reply_header_text(&head, "X-Baton-Weight-Version", use->version->label);
+    http_reply_header(&head, "X-Baton-Serial", "%llu", (unsigned long long)use->version->serial);
+    return file_reply(app, x, &source, &head, e);
 }
 
 int handle_weights_file(struct app *app, struct http_request *x, struct err *e)
@@ -291,7 +104,7 @@ int handle_weights_file(struct app *app, struct http_request *x, struct err *e)
     if (member_read_query(&req, weights_file_query, x, e) != 0 ||
         lease_use(app->weights->leases, req.lease_id, &use, e) != 0)
         return -1;
-    rc = file_reply(app, x, req.lease_id, &use, e);
+    rc = leased_reply(app, x, req.lease_id, &use, e);
     lease_unuse(app->weights->leases, &use);
     return rc;
 }
