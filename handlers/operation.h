@@ -65,6 +65,7 @@
     X(OPERATION_LORA_LOAD, CALL_GENERATE)                                                          \
     X(OPERATION_LORA_UNLOAD, CALL_GENERATE)                                                        \
     X(OPERATION_LORA_LIST, CALL_GENERATE)                                                          \
+    X(OPERATION_LORA_FILE, CALL_GENERATE)                                                          \
     X(OPERATION_GENERATE, CALL_GENERATE)                                                           \
     X(OPERATION_ROLLOUTS, CALL_GENERATE)                                                           \
     X(OPERATION_COMPLETIONS, CALL_GENERATE)                                                        \

@@ -189,7 +189,7 @@ static const struct member timing_rows[] = {
     {0},
 };
 
-static const struct member adapter_rows[] = {
+const struct member valid_adapter_reply[] = {
     {.name = "name", .type = M_STRING},
     {.name = "revision", .type = M_INT},
     {.name = "valid", .type = M_BOOL},
@@ -267,7 +267,7 @@ const struct member update_reply[] = {
      .doc = "In front of vLLM and SGLang: requests with tensors whose names cannot be read: those "
             "of a path, and pickles of an unknown form. A broadcast without names is refused. With "
             "--model or --manifest they are refused too, unless --allow-unseen-tensors is given"},
-    {"adapters", M_ARRAY, .items = M_OBJECT, .of = adapter_rows,
+    {"adapters", M_ARRAY, .items = M_OBJECT, .of = valid_adapter_reply,
      .doc = "In the answer to a commit: the loaded LoRA adapters. An update keeps every shape of "
             "the model, so they stay valid"},
     {"plan_digest", M_STRING, .doc = "Digest of the model's manifest; in the answer to start"},

@@ -134,3 +134,8 @@ int handle_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
     return no_engine_refuse(app, x, e);
 }
+
+int handle_lora_file(struct app *app, struct http_request *x, struct err *e)
+{
+    return no_engine_refuse(app, x, e);
+}

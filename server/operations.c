@@ -77,6 +77,7 @@
     X(OPERATION_LORA_LOAD, handle_lora_load, update_refused_unread)                                \
     X(OPERATION_LORA_UNLOAD, handle_lora_unload, NULL)                                             \
     X(OPERATION_LORA_LIST, handle_lora_list, NULL)                                                 \
+    X(OPERATION_LORA_FILE, handle_lora_file, NULL)                                                 \
     X(OPERATION_GENERATE, handle_generate, NULL)                                                   \
     X(OPERATION_ROLLOUTS, handle_rollouts, NULL)                                                   \
     X(OPERATION_COMPLETIONS, handle_completions, NULL)                                             \
@@ -158,6 +159,7 @@
     X(OPERATION_LORA_LOAD, EXECUTOR_FLEET, handle_fleet_lora_load, false)                          \
     X(OPERATION_LORA_UNLOAD, EXECUTOR_FLEET, handle_fleet_lora_unload, false)                      \
     X(OPERATION_LORA_LIST, EXECUTOR_LOOP, handle_fleet_lora_list, false)                           \
+    X(OPERATION_LORA_FILE, EXECUTOR_LOOP, fleet_not_answered, false)                               \
     X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
     X(OPERATION_ROLLOUTS, EXECUTOR_LOOP, handle_fleet_rollouts, true)                              \
     X(OPERATION_COMPLETIONS, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \

@@ -173,6 +173,9 @@ const struct route routes[] = {
     CONTROL("/v1/unload_lora_adapter", "loraUnload", false, ROUTE_SMALL_MAX, lora_unload_members,
             OPERATION_LORA_UNLOAD),
     CONTROL_GET(EXECUTOR_LOOP, "/v1/lora_adapters", "loraList", NULL, OPERATION_LORA_LIST),
+    {GET_HEAD, "/v1/lora_adapters/{name}", "loraFile", EXECUTOR_CONTROL, ROLE_WEIGHTS, BODY_NONE,
+     true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, lora_file_query,
+     .operation = OPERATION_LORA_FILE},
 
     {METHOD_POST, "/v1/generate", "generate", EXECUTOR_GENERATE, ROLE_GENERATE, BODY_JSON, false,
      true, FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,

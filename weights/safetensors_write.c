@@ -5,6 +5,7 @@
 #include "base/json_parse.h"
 #include "weights/safetensors.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <string.h>
 
@@ -59,5 +60,47 @@ int safetensors_head_make(char **out, size_t *nbytes, const struct tensor_spec *
     length = htole64(head.len - SAFETENSORS_PREFIX);
     memcpy(head.data, &length, sizeof length);
     *out = buf_take(&head, nbytes);
+    return 0;
+}
+
+/* The first tensor that ends after `at`, a place among the tensors' bytes. */
+static uint32_t tensor_at(const struct tensor_list *spec, uint64_t at)
+{
+    uint32_t low = 0, high = spec->n_tensors;
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (spec->tensors[mid].offset + spec->tensors[mid].nbytes <= at)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+int safetensors_read_parts(const struct safetensors_parts *f, uint64_t at, uint64_t n, void *out,
+                           struct err *e)
+{
+    uint64_t end = at + n, part = 0;
+    char *to = out;
+
+    assert(at <= f->nbytes_head + f->tensors->nbytes &&
+           n <= f->nbytes_head + f->tensors->nbytes - at);
+    if (at < f->nbytes_head) {
+        part = end < f->nbytes_head ? n : f->nbytes_head - at;
+        memcpy(to, f->head + at, part);
+        at += part;
+    }
+    for (uint32_t i = at < end ? tensor_at(f->tensors, at - f->nbytes_head) : 0; at < end; i++) {
+        const struct tensor_spec *t = &f->tensors->tensors[i];
+        uint64_t offset = at - f->nbytes_head - t->offset, left = t->nbytes - offset;
+
+        to += part;
+        part = left < end - at ? left : end - at;
+        if (f->read(f->arg, i, offset, part, to, e) != 0)
+            return -1;
+        at += part;
+    }
     return 0;
 }

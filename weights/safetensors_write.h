@@ -19,4 +19,19 @@
 int safetensors_head_make(char **out, size_t *nbytes, const struct tensor_spec *tensors, uint32_t n,
                           json_t *metadata, struct err *e);
 
+/* A file whose head has been made, and whose tensors are elsewhere. */
+struct safetensors_parts {
+    const char *head;
+    uint64_t nbytes_head;
+    const struct tensor_list *tensors; /* those of the head */
+    /* Copy bytes [offset, offset + n) of tensor i. Errors: any. */
+    int (*read)(void *arg, uint32_t i, uint64_t offset, uint64_t n, void *out, struct err *e);
+    void *arg;
+};
+
+/* safetensors_read_parts - bytes [at, at + n) of the file, which must be in it. Threads, blocking
+ * and errors: of `read`; `out` is then undefined. */
+int safetensors_read_parts(const struct safetensors_parts *f, uint64_t at, uint64_t n, void *out,
+                           struct err *e);
+
 #endif

@@ -668,6 +668,12 @@ class Lease(TypedDict, total=False):
     served: bool
 
 
+class FileLeaseAdaptersItem(TypedDict, total=False):
+    name: str
+    revision: int
+    valid: bool
+
+
 class _FileLease(TypedDict):
     lease_id: str
     lease_s: int
@@ -681,6 +687,7 @@ class FileLease(_FileLease, total=False):
     plan_digest: str
     digest: str
     n_tensors: int
+    adapters: List[FileLeaseAdaptersItem]
 
 
 class Adapter(TypedDict, total=False):

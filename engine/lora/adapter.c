@@ -28,6 +28,7 @@ struct adapter {
     char *block;                 /* owned; mapped */
     struct tensor_list *tensors; /* owned: one reference */
     uint64_t *places;            /* owned; [tensors->n_tensors]: offsets in the block */
+    char *config;                /* owned */
     char digest[ADAPTER_DIGEST_LEN + 1];
     struct adapter_pair pairs[]; /* [n_layers][ADAPTER_MODULE_COUNT] */
 };
@@ -61,6 +62,7 @@ void adapter_free(struct adapter *a)
     }
     tensor_list_unref(a->tensors);
     free(a->places);
+    free(a->config);
     free(a);
 }
 
@@ -72,6 +74,11 @@ struct tensor_list *adapter_tensors(const struct adapter *a)
 const void *adapter_bytes(const struct adapter *a, uint32_t i)
 {
     return a->block + a->places[i];
+}
+
+const char *adapter_config_text(const struct adapter *a)
+{
+    return a->config;
 }
 
 const struct adapter_pair *adapter_pair(const struct adapter *a, uint32_t layer,
@@ -356,7 +363,9 @@ static int builder_alloc(struct adapter_builder *b, struct err *e)
     b->adapter = calloc(1, sizeof *b->adapter + b->n_pairs * sizeof b->adapter->pairs[0]);
     b->halves = calloc(b->n_pairs, sizeof *b->halves);
     b->places = calloc(b->n_tensors, sizeof *b->places);
-    if (b->adapter == NULL || b->halves == NULL || b->places == NULL)
+    if (b->adapter != NULL)
+        b->adapter->config = strdup(b->spec.config->text);
+    if (b->adapter == NULL || b->halves == NULL || b->places == NULL || b->adapter->config == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter of %u tensors",
                        b->n_tensors);
     b->adapter->n_layers = b->spec.model->n_layers;

@@ -62,6 +62,9 @@ const char *adapter_digest(const struct adapter *a);
 struct tensor_list *adapter_tensors(const struct adapter *a);
 const void *adapter_bytes(const struct adapter *a, uint32_t i);
 
+/* adapter_config_text - its adapter_config.json, as it came; the adapter's own. */
+const char *adapter_config_text(const struct adapter *a);
+
 /* ---- making one ---- */
 
 struct adapter_spec {

@@ -421,7 +421,8 @@ int adapter_config_parse(struct adapter_config **out, const char *json, size_t l
     c->alpha = 8.0;
     names_init(&c->target_names);
     names_init(&c->excluded_names);
-    rc = adapter_config_read_all(c, root, e);
+    c->text = strndup(json, len);
+    rc = c->text != NULL ? adapter_config_read_all(c, root, e) : adapter_config_no_memory(e);
     json_decref(root);
     if (rc != 0) {
         adapter_config_free(c);
@@ -448,6 +449,7 @@ void adapter_config_free(struct adapter_config *c)
     adapter_pattern_free(c->excluded_pattern);
     overrides_fini(&c->ranks);
     overrides_fini(&c->alphas);
+    free(c->text);
     free(c);
 }
 

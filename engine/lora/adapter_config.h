@@ -61,6 +61,7 @@ struct adapter_config {
     struct adapter_overrides ranks, alphas;
 
     uint64_t match_cpu_us; /* spent so far */
+    char *text;            /* owned: as it came */
 };
 
 /* adapter_config_parse - Errors: ERR_UNREADABLE at /adapter_config (it is not JSON: perhaps only

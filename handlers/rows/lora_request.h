@@ -20,4 +20,8 @@ struct lora_unload_request {
     int64_t number;
 };
 
+struct lora_file_request {
+    uint64_t revision; /* 0: any */
+};
+
 #endif

@@ -59,3 +59,9 @@ const struct member lora_unload_members[] = {
      .doc = "Of other servers; ignored"},
     {0},
 };
+
+const struct member lora_file_query[] = {
+    {"revision", M_INT, M_IN(struct lora_file_request, revision), .flags = M_QUERY, .min = 1,
+     .doc = "409 unless the name is at this revision"},
+    {0},
+};

@@ -33,7 +33,7 @@ extern const struct member nccl_rows[];        /* of struct nccl_info */
 /* served_rows.c */
 extern const struct member handles_reply[], weights_reply[], weights_diff_reply[];
 extern const struct member lease_reply[]; /* of struct lease_info */
-extern const struct member file_lease_reply[];
+extern const struct member file_lease_reply[], valid_adapter_reply[];
 extern const struct member preflight_reply[], plan_reply[], weights_checked_reply[];
 
 /* handlers/lora/; empty in a build without the engine. */

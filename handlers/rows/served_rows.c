@@ -60,6 +60,8 @@ const struct member file_lease_reply[] = {
          "hexadecimal"},
     {"nbytes", M_INT, .flags = M_REQUIRED, .doc = "Bytes of the file"},
     {.name = "n_tensors", .type = M_INT},
+    {"adapters", M_ARRAY, .items = M_OBJECT, .of = valid_adapter_reply,
+     .doc = "Loaded now: GET /v1/lora_adapters/{name}"},
     {0},
 };
 

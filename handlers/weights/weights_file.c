@@ -24,11 +24,13 @@ static json_t *file_lease_json(const struct app *app, const struct version *v,
 {
     const struct tensor_list *spec = store_model_spec(app->weights->store)->tensor_list;
 
-    return json_pack("{s:s, s:I, s:s, s:s, s:I, s:s, s:s, s:I, s:I}", "lease_id", lease->id,
+    return json_pack("{s:s, s:I, s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o}", "lease_id", lease->id,
                      "lease_s", (json_int_t)lease->timer.length_s, "boot_id", app->life->boot_id,
                      "weight_version", v->label, "serial", (json_int_t)v->serial, "plan_digest",
                      spec->digest, "digest", f->content, "nbytes", (json_int_t)f->nbytes,
-                     "n_tensors", (json_int_t)spec->n_tensors);
+                     "n_tensors", (json_int_t)spec->n_tensors, "adapters",
+                     app->generate->lora != NULL ? app->generate->lora->valid(app->generate)
+                                                 : json_array());
 }
 
 int handle_leases_open(struct app *app, struct http_request *x, struct err *e)

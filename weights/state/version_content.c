@@ -64,7 +64,8 @@ json_t *content_metadata(const char *label, const struct tensor_list *spec,
     json_t *m = json_object();
 
     (void)json_object_set_new(m, "format", json_string("pt")); /* transformers asks for it */
-    (void)json_object_set_new(m, "baton.weight_version", json_string(label));
+    if (label != NULL)
+        (void)json_object_set_new(m, "baton.weight_version", json_string(label));
     for (uint32_t i = 0; i < spec->n_tensors; i++) {
         (void)snprintf(key, sizeof key, "%s%s", prefix, spec->tensors[i].name);
         checksum_text(&sums[i], text);

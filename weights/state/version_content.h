@@ -24,7 +24,7 @@ void content_of(const struct tensor_list *spec, const struct checksum *sums,
 void content_text(struct sha256_ctx *ctx, char out[CONTENT_LEN + 1]);
 
 /* content_metadata - "__metadata__" of a file of a version: its label, and the checksums of its
- * tensors. New; NULL without memory. @sums  [spec->n_tensors] */
+ * tensors. New; NULL without memory. @label  NULL: none; @sums  [spec->n_tensors] */
 json_t *content_metadata(const char *label, const struct tensor_list *spec,
                          const struct checksum *sums);
 

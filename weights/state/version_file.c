@@ -4,9 +4,7 @@
 #include "weights/safetensors_write.h"
 #include "weights/state/version_content.h"
 
-#include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 static int make_head(struct version_file *f, struct store *s, const struct version *v,
                      struct err *e)
@@ -58,44 +56,24 @@ void version_file_free(void *file)
     free(f);
 }
 
-/* The first tensor that ends after `at`, a place among the tensors' bytes. */
-static uint32_t tensor_at(const struct tensor_list *spec, uint64_t at)
+struct version_read {
+    struct store *store;
+    const struct version *version;
+};
+
+static int read_tensor(void *arg, uint32_t i, uint64_t offset, uint64_t n, void *out, struct err *e)
 {
-    uint32_t low = 0, high = spec->n_tensors;
+    const struct version_read *r = arg;
 
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (spec->tensors[mid].offset + spec->tensors[mid].nbytes <= at)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    return store_read(r->store, r->version, i, offset, n, out, e);
 }
 
 int version_file_read(const struct version_file *f, struct store *s, const struct version *v,
                       uint64_t at, uint64_t n, void *out, struct err *e)
 {
-    const struct tensor_list *spec = store_model_spec(s)->tensor_list;
-    uint64_t end = at + n, part = 0;
-    char *to = out;
+    struct version_read r = {s, v};
+    const struct safetensors_parts parts = {f->head, f->nbytes_head,
+                                            store_model_spec(s)->tensor_list, read_tensor, &r};
 
-    assert(at <= f->nbytes && n <= f->nbytes - at);
-    if (at < f->nbytes_head) {
-        part = end < f->nbytes_head ? n : f->nbytes_head - at;
-        memcpy(to, f->head + at, part);
-        at += part;
-    }
-    for (uint32_t i = at < end ? tensor_at(spec, at - f->nbytes_head) : 0; at < end; i++) {
-        const struct tensor_spec *t = &spec->tensors[i];
-        uint64_t offset = at - f->nbytes_head - t->offset, left = t->nbytes - offset;
-
-        to += part;
-        part = left < end - at ? left : end - at;
-        if (store_read(s, v, i, offset, part, to, e) != 0)
-            return -1;
-        at += part;
-    }
-    return 0;
+    return safetensors_read_parts(&parts, at, n, out, e);
 }

@@ -79,6 +79,7 @@ ROLES = {
     """,
     BESIDE: """
         /v1/weights/leases /v1/weights/leases/renew /v1/weights/leases/{lease_id} /v1/weights/file
+        /v1/lora_adapters/{name}
     """,
 }
 KEYS = ("viewer", "generate", "control", BESIDE)

@@ -282,10 +282,42 @@ def whole(checkpoint, path):
         f.write(answer.headers["ETag"] + lease["digest"])
 
 
+def adapter(directory):
+    """An adapter as it was loaded: loaded under another name from its file, it is the same one."""
+    with open(f"{directory}/adapter_model.safetensors", "rb") as f:
+        raw = f.read()
+    with open(f"{directory}/adapter_config.json", encoding="utf-8") as f:
+        config = f.read()
+
+    def load(name, body, text):
+        query = urllib.parse.urlencode({"lora_name": name, "adapter_config": text})
+        HOST.connection.request("POST", f"/v1/load_lora_adapter?{query}", body,
+                                {"Content-Type": "application/vnd.safetensors"})
+        answer = HOST.connection.getresponse()
+        loaded = json.loads(answer.read())
+        check(answer.status, 200, loaded)
+        return loaded
+
+    first = load("a b/c", raw, config)
+    check([(a["name"], a["revision"]) for a in HOST.lease()["adapters"]], [("a b/c", 1)], "adapters of a lease")
+    path = "/v1/lora_adapters/a%20b/c"
+    answer, file = HOST.ask("GET", path + "?revision=1")
+    check((answer.status, answer.headers["X-Baton-Adapter-Revision"]), (200, "1"), "its file")
+    for at, end in ((0, 9), (5, len(file) - 3), (len(file) - 1, len(file) - 1)):
+        check(HOST.ask("GET", path, Range=f"bytes={at}-{end}")[1], file[at:end + 1], f"{at}-{end}")
+    check(HOST.ask("HEAD", path)[0].headers["Content-Length"], str(len(file)), "HEAD")
+    metadata = parsed(file)[0]
+    check(metadata["baton.adapter_config"], config, "its config")
+    check(metadata["baton.adapter_digest"], first["digest"], "its digest")
+    check(load("again", file, metadata["baton.adapter_config"])["digest"], first["digest"], "the digest of what it makes")
+    for path, status in ((path + "?revision=2", 409), ("/v1/lora_adapters/none", 404), (path + "?revision=0", 400)):
+        check(HOST.ask("GET", path)[0].status, status, path)
+
+
 if sys.argv[1] == "make":
     make(sys.argv[2])
 else:
     HOST = Host(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    {f.__name__: f for f in (ranges, ended, overtaken, crowd, sleeping, stop, whole)}[sys.argv[1]](*sys.argv[3:])
+    {f.__name__: f for f in (ranges, ended, overtaken, crowd, sleeping, stop, whole, adapter)}[sys.argv[1]](*sys.argv[3:])
     print(f"{sys.argv[1]}: {n_checks} checks")

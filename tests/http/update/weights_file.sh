@@ -38,6 +38,10 @@ reads stop "$URL" "$SERVER_PID"
 wait "$SERVER_PID" || fail "the server ended with $?"
 SERVER_PID=
 
+serve_model
+reads adapter "$URL" "$MODEL/adapters/shout"
+stop_server
+
 # The same version has the same bytes on each host: after a restart too, and from GPUs.
 files=()
 version() { files+=("$WORK/file-${#files[@]}") && reads whole "$URL" "$SECOND" "${files[-1]}"; }
