@@ -222,6 +222,7 @@ __device__ __forceinline__ void add_over_block(sum s, uint32_t top, unsigned lon
     }
 }
 
+template <uint32_t NBYTES>
 __device__ __forceinline__ tile tile_of(const copy_sum_piece &p, uint32_t index)
 {
     const uint64_t end = p.dst + p.nbytes;
@@ -230,10 +231,9 @@ __device__ __forceinline__ tile tile_of(const copy_sum_piece &p, uint32_t index)
     t.src = p.src;
     t.dst = p.dst;
     t.end = p.src + p.nbytes;
-    t.base = p.dst / COPY_SUM_ALIGN * COPY_SUM_ALIGN +
-             static_cast<uint64_t>(index) * COPY_SUM_TILE_NBYTES;
+    t.base = p.dst / COPY_SUM_ALIGN * COPY_SUM_ALIGN + static_cast<uint64_t>(index) * NBYTES;
     t.lo = t.base > p.dst ? t.base : p.dst;
-    t.hi = t.base + COPY_SUM_TILE_NBYTES < end ? t.base + COPY_SUM_TILE_NBYTES : end;
+    t.hi = t.base + NBYTES < end ? t.base + NBYTES : end;
     t.rotate = static_cast<uint32_t>(p.dst % 4 * 8);
     t.copied = p.src != p.dst;
     t.mask = p.mask;
@@ -250,18 +250,28 @@ template <make MAKE> __device__ __forceinline__ void make_of(const tile &t, cons
         move_tile<false, MAKE>(t, m, s);
 }
 
+/* Adds what a tile's words made to what is made of the piece. Every thread of the block comes here.
+ */
+__device__ __forceinline__ void sum_tile(sum s, const tile &t, const copy_sum_piece &p,
+                                         copy_sum_made *made)
+{
+    /* From the tile's base to the piece's first word; before it, for a piece's first tile. */
+    s.b += static_cast<unsigned long long>(static_cast<long long>(t.base - p.dst / 4 * 4) / 4) *
+           s.a;
+    add_over_block(s, p.top, reinterpret_cast<unsigned long long *>(made));
+}
+
 } /* namespace */
 
 /* @pieces      no two overlap in what they write, and none reads what another writes
  * @tile_piece  [gridDim.x] the piece of each tile
  * @made        [copy_sum_made] one for each piece; or NULL */
 extern "C" __global__ void __launch_bounds__(COPY_SUM_THREADS, 4)
-    baton_copy_sum(const copy_sum_piece *pieces, const uint32_t *tile_piece,
-                   unsigned long long *made)
+    baton_copy_sum(const copy_sum_piece *pieces, const uint32_t *tile_piece, copy_sum_made *made)
 {
     const uint32_t i = tile_piece[blockIdx.x];
     const copy_sum_piece p = pieces[i];
-    const tile t = tile_of(p, blockIdx.x - p.first_tile);
+    const tile t = tile_of<COPY_SUM_TILE_NBYTES>(p, blockIdx.x - p.first_tile);
     const middle m = middle_of(t);
     sum s = {0, 0, 0};
 
@@ -273,8 +283,5 @@ extern "C" __global__ void __launch_bounds__(COPY_SUM_THREADS, 4)
         make_of<SUM_AND_LOOK>(t, m, s);
     else
         make_of<SUM>(t, m, s);
-    /* From the tile's base to the piece's first word; before it, for a piece's first tile. */
-    s.b += static_cast<unsigned long long>(static_cast<long long>(t.base - p.dst / 4 * 4) / 4) *
-           s.a;
-    add_over_block(s, p.top, &made[sizeof(copy_sum_made) / sizeof *made * i]);
+    sum_tile(s, t, p, &made[i]);
 }

@@ -25,13 +25,13 @@ struct copy_sum_piece {
 /* The result for a piece. Zeroed before the launch, except that a `found` set before stays set. */
 struct copy_sum_made {
     uint64_t a, b;
-    uint64_t found; /* not 0: a number is not finite */
+    uint64_t found; /* 1: a number is not finite; memory/scatter.h has another bit */
 };
 
-/* copy_sum_tiles - how many tiles a piece has. @nbytes at most 2^63 */
-static inline uint64_t copy_sum_tiles(uint64_t dst, uint64_t nbytes)
+/* copy_sum_tiles - how many tiles a piece has. @nbytes at most 2^63. @tile_nbytes of one */
+static inline uint64_t copy_sum_tiles(uint64_t dst, uint64_t nbytes, uint64_t tile_nbytes)
 {
-    return nbytes == 0 ? 0 : (dst % COPY_SUM_ALIGN + nbytes - 1) / COPY_SUM_TILE_NBYTES + 1;
+    return nbytes == 0 ? 0 : (dst % COPY_SUM_ALIGN + nbytes - 1) / tile_nbytes + 1;
 }
 
 /* The image of all kernels (memory/kernels.cu) for cuModuleLoadData; empty if none was compiled

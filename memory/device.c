@@ -72,9 +72,8 @@ const struct cu_api *device_api(const struct device *d)
 static int load_kernels(struct device *d, struct err *e)
 {
     static const char *const names[KERNEL_COUNT] = {
-        [KERNEL_COPY_SUM] = COPY_SUM_KERNEL,
-        [KERNEL_SCATTER_SUM] = SCATTER_SUM_KERNEL,
-        [KERNEL_SCATTER_SCAN] = SCATTER_SCAN_KERNEL,
+        [KERNEL_COPY_SUM] = COPY_SUM_KERNEL,           [KERNEL_SCATTER_SUM] = SCATTER_SUM_KERNEL,
+        [KERNEL_SCATTER_SCAN] = SCATTER_SCAN_KERNEL,   [KERNEL_SCATTER_MARK] = SCATTER_MARK_KERNEL,
         [KERNEL_SCATTER_APPLY] = SCATTER_APPLY_KERNEL,
     };
     const struct cu_api *cu = d->cu;

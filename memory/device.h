@@ -114,6 +114,8 @@ struct device_made {
     bool suspect; /* it may contain a number that is not finite, or could not be checked while
                      copying: the caller must check. False: it contains none, or no check was
                      requested. */
+    bool refused; /* of device_batch_scatter: the piece's positions are beyond its units, not
+                     ascending, or have not as many values. Its bytes then mean nothing */
 };
 
 /* A batch: copies queued together, and the sums of the copied bytes. Used by one thread. */
@@ -133,11 +135,10 @@ int device_batch_new(struct device *d, struct device_batch **out, struct err *e)
 int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
                       struct device_made *made, struct err *e);
 
-/* device_batch_scatter - queue changes of few units of each piece, behind everything queued before.
- * Only if device_has_kernels.
- * @pieces  [n], borrowed during the call, which numbers their tiles
- * @made    [n], as in device_batch_copy; `suspect`: the piece's positions are beyond its units, not
- *          ascending, or have not as many values. Its units then mean nothing. `sum` means nothing
+/* device_batch_scatter - queue copies of which few units are changed, behind everything queued
+ * before. Only if device_has_kernels.
+ * @pieces  [n], borrowed during the call, which numbers their tiles and runs
+ * @made    [n], as in device_batch_copy: of the changed bytes
  * No piece may write what another of the same call reads or writes.
  * Errors: ERR_CUDA, ERR_NO_MEMORY. Earlier work stays queued, and some of this call's may be. */
 int device_batch_scatter(struct device_batch *b, struct scatter_piece *pieces, uint32_t n,

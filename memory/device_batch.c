@@ -235,11 +235,23 @@ static int batch_mark(struct device_batch *b, struct err *e)
     return 0;
 }
 
-/* From here on something may be queued. */
-static void batch_begin(struct device_batch *b)
+/* Enters the context: from here on something may be queued. */
+static int batch_begin(struct device_batch *b, struct err *e)
 {
+    if (device_enter(b->device, e) != 0)
+        return -1;
     b->busy = true;
     b->marked = false;
+    return 0;
+}
+
+/* @rc  of the queueing */
+static int batch_end(struct device_batch *b, int rc, struct err *e)
+{
+    if (rc == 0)
+        rc = batch_mark(b, e);
+    device_leave(b->device);
+    return rc;
 }
 
 /* @made  room for n ranges, where no kernel makes the sums */
@@ -273,11 +285,11 @@ static int queue_dma(struct device_batch *b, const struct device_piece *pieces, 
     return 0;
 }
 
-/* What the kernels need besides the bytes: pieces, the piece of each tile, what is made of each,
- * and a sum for each tile; in this order. The sums stay on the GPU. */
+/* What the kernels need besides the bytes: pieces, the piece of each tile (and run), what is made
+ * of each, and what stays on the GPU; in this order. */
 struct table {
     uint64_t n_tiles;
-    uint64_t tiles_at, made_at, sums_at, nbytes; /* offsets */
+    uint64_t tiles_at, made_at, rest_at, nbytes; /* offsets */
     char *host;
     uint64_t dev;
 };
@@ -290,18 +302,19 @@ static int table_add_tiles(struct table *t, uint64_t n_tiles, struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "a launch of more than %d blocks", INT32_MAX);
 }
 
-/* Once its tiles are counted. @sums  does it have any? */
-static void table_arrange(struct table *t, uint64_t nbytes_rows, uint64_t n_made, bool sums)
+/* Once its tiles are counted. */
+static void table_arrange(struct table *t, uint64_t nbytes_rows, uint64_t n_made,
+                          uint64_t nbytes_rest)
 {
     t->tiles_at = nbytes_rows;
     t->made_at = (t->tiles_at + t->n_tiles * sizeof(uint32_t) + 15) / 16 * 16;
-    t->sums_at = t->made_at + n_made * sizeof(struct copy_sum_made);
-    t->nbytes = t->sums_at + (sums ? t->n_tiles * sizeof(uint64_t) : 0);
+    t->rest_at = (t->made_at + n_made * sizeof(struct copy_sum_made) + 15) / 16 * 16;
+    t->nbytes = t->rest_at + nbytes_rest;
 }
 
 static uint64_t tiles_of(const struct device_piece *p, bool summed)
 {
-    return p->src != p->dst || summed ? copy_sum_tiles(p->dst, p->nbytes) : 0;
+    return p->src != p->dst || summed ? copy_sum_tiles(p->dst, p->nbytes, COPY_SUM_TILE_NBYTES) : 0;
 }
 
 static int table_measure(struct table *t, const struct device_piece *pieces, uint32_t n,
@@ -313,7 +326,7 @@ static int table_measure(struct table *t, const struct device_piece *pieces, uin
         if (table_add_tiles(t, tiles_of(&pieces[i], summed), e) != 0)
             return -1;
     }
-    table_arrange(t, n * sizeof(struct copy_sum_piece), summed ? n : 0, false);
+    table_arrange(t, n * sizeof(struct copy_sum_piece), summed ? n : 0, 0);
     return 0;
 }
 
@@ -383,7 +396,7 @@ static int table_upload(struct device_batch *b, const struct table *t, struct er
 {
     const struct cu_api *cu = b->device->cu;
 
-    return cu_try(cu, cu->memcpy_htod_async(t->dev, t->host, t->sums_at, b->stream),
+    return cu_try(cu, cu->memcpy_htod_async(t->dev, t->host, t->rest_at, b->stream),
                   "cuMemcpyHtoDAsync", e);
 }
 
@@ -403,18 +416,18 @@ static int table_download(struct device_batch *b, const struct table *t, struct 
 {
     const struct cu_api *cu = b->device->cu;
 
-    if (t->made_at == t->sums_at)
+    if (t->made_at == t->rest_at)
         return 0;
     return cu_try(cu,
                   cu->memcpy_dtoh_async(t->host + t->made_at, t->dev + t->made_at,
-                                        t->sums_at - t->made_at, b->stream),
+                                        t->rest_at - t->made_at, b->stream),
                   "cuMemcpyDtoHAsync", e);
 }
 
 static int queue_launch(struct device_batch *b, const struct table *t, struct err *e)
 {
     CUdeviceptr pieces = t->dev, tile_piece = t->dev + t->tiles_at;
-    CUdeviceptr made = t->sums_at > t->made_at ? t->dev + t->made_at : 0;
+    CUdeviceptr made = t->rest_at > t->made_at ? t->dev + t->made_at : 0;
     void *params[] = {&pieces, &tile_piece, &made};
 
     if (table_upload(b, t, e) != 0 ||
@@ -437,96 +450,106 @@ static int queue_kernel(struct device_batch *b, const struct device_piece *piece
     return t.n_tiles == 0 ? 0 : queue_launch(b, &t, e);
 }
 
-static void batch_owe(struct device_batch *b, struct owed *o)
+/* @o  NULL: nothing is owed. @rc  of the queueing */
+static int batch_owe(struct device_batch *b, struct owed *o, int rc)
 {
+    if (rc != 0 || o == NULL) {
+        free(o);
+        return rc;
+    }
     *b->owed_tail = o;
     b->owed_tail = &o->next;
+    return 0;
 }
 
 int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
                       struct device_made *made, struct err *e)
 {
-    struct device *d = b->device;
-    bool kernel = device_has_kernels(d) && (made != NULL || n > DMA_PIECES_MAX);
+    bool kernel = device_has_kernels(b->device) && (made != NULL || n > DMA_PIECES_MAX);
     struct owed *o = NULL;
-    int rc;
 
     if (n == 0)
         return 0;
     if (made != NULL && (o = owed_new(pieces, n, made, !kernel)) == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to sum %u pieces", n);
-    if (device_enter(d, e) != 0)
-        goto err_owed;
-    batch_begin(b);
-    rc = kernel ? queue_kernel(b, pieces, n, o, e) : queue_dma(b, pieces, n, e);
-    if (rc == 0)
-        rc = batch_mark(b, e);
-    device_leave(d);
-    if (rc != 0)
-        goto err_owed;
-    if (o != NULL)
-        batch_owe(b, o);
-    return 0;
-
-err_owed:
-    free(o);
-    return -1;
+    if (batch_begin(b, e) != 0)
+        return batch_owe(b, o, -1);
+    return batch_owe(
+        b, o,
+        batch_end(b, kernel ? queue_kernel(b, pieces, n, o, e) : queue_dma(b, pieces, n, e), e));
 }
 
-static int scatter_measure(struct table *t, struct scatter_piece *pieces, uint32_t n, bool *sums,
-                           struct err *e)
+/* @n_tiles, @n_runs  of all pieces */
+static int scatter_measure(struct table *t, struct scatter_piece *pieces, uint32_t n,
+                           uint64_t *n_tiles, uint64_t *n_runs, struct err *e)
 {
     *t = (struct table){0};
-    *sums = false;
+    *n_tiles = *n_runs = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct scatter_piece *p = &pieces[i];
         uint64_t entries = scatter_entries(p);
-        uint64_t n_tiles = entries / SCATTER_TILE + (entries % SCATTER_TILE != 0);
+        uint64_t runs = entries / SCATTER_RUN + (entries % SCATTER_RUN != 0);
+        uint64_t tiles = copy_sum_tiles(p->copy.dst, p->copy.nbytes, SCATTER_TILE_NBYTES);
 
-        assert(p->dst % p->unit == 0);
-        p->first_tile = (uint32_t)t->n_tiles;
-        p->n_tiles = (uint32_t)n_tiles;
-        *sums = *sums || p->kind == SCATTER_GAP || p->kind == SCATTER_BITMAP;
-        if (table_add_tiles(t, n_tiles, e) != 0)
+        assert(p->copy.dst % p->unit == 0 && p->copy.nbytes % p->unit == 0);
+        if (table_add_tiles(t, tiles, e) != 0 || table_add_tiles(t, runs, e) != 0)
             return -1;
+        p->copy.first_tile = (uint32_t)*n_tiles;
+        p->n_tiles = (uint32_t)tiles;
+        p->first_run = (uint32_t)*n_runs;
+        p->n_runs = (uint32_t)runs;
+        *n_tiles += tiles;
+        *n_runs += runs;
     }
-    table_arrange(t, n * sizeof *pieces, n, *sums);
+    table_arrange(t, n * sizeof *pieces, n,
+                  *n_tiles * sizeof(struct scatter_mark) + *n_runs * sizeof(uint64_t));
     return 0;
 }
 
-static void scatter_fill(const struct table *t, const struct scatter_piece *pieces, uint32_t n)
+static void scatter_fill(const struct table *t, struct scatter_piece *pieces, uint32_t n,
+                         uint64_t n_tiles)
 {
+    struct copy_sum_made *made = (struct copy_sum_made *)(void *)(t->host + t->made_at);
     uint32_t *tile_piece = (uint32_t *)(void *)(t->host + t->tiles_at);
 
+    for (uint32_t i = 0; i < n; i++) {
+        struct scatter_piece *p = &pieces[i];
+        struct device_piece looked = {.dst = p->copy.dst, .dtype = (enum dtype)p->dtype};
+
+        made[i] = (struct copy_sum_made){.found = piece_look(&p->copy, &looked)};
+        for (uint32_t k = 0; k < p->n_tiles; k++)
+            tile_piece[p->copy.first_tile + k] = i;
+        for (uint32_t k = 0; k < p->n_runs; k++)
+            tile_piece[n_tiles + p->first_run + k] = i;
+    }
     memcpy(t->host, pieces, n * sizeof *pieces);
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < pieces[i].n_tiles; k++)
-            tile_piece[pieces[i].first_tile + k] = i;
-    memset(t->host + t->made_at, 0, t->sums_at - t->made_at);
 }
 
 static int queue_scatter(struct device_batch *b, struct scatter_piece *pieces, uint32_t n,
                          struct owed *o, struct err *e)
 {
-    CUdeviceptr rows, tile_piece, sums, made;
-    void *of_tiles[] = {&rows, &tile_piece, &sums, &made}, *of_pieces[] = {&rows, &sums, &made};
-    bool summed;
+    CUdeviceptr rows, tile_piece, run_piece, sums, marks, made;
+    void *sum[] = {&rows, &run_piece, &sums}, *scan[] = {&rows, &sums, &made};
+    void *mark[] = {&rows, &run_piece, &sums, &marks, &made};
+    void *apply[] = {&rows, &tile_piece, &marks, &made};
+    uint64_t n_tiles, n_runs;
     struct table t;
 
-    if (scatter_measure(&t, pieces, n, &summed, e) != 0 || table_place(&t, b, e) != 0)
+    if (scatter_measure(&t, pieces, n, &n_tiles, &n_runs, e) != 0 || table_place(&t, b, e) != 0)
         return -1;
-    scatter_fill(&t, pieces, n);
+    scatter_fill(&t, pieces, n, n_tiles);
     o->made = (const struct copy_sum_made *)(const void *)(t.host + t.made_at);
     rows = t.dev;
     tile_piece = t.dev + t.tiles_at;
+    run_piece = tile_piece + n_tiles * sizeof(uint32_t);
     made = t.dev + t.made_at;
-    sums = t.dev + t.sums_at;
-    if (t.n_tiles == 0)
-        return 0;
+    marks = t.dev + t.rest_at;
+    sums = marks + n_tiles * sizeof(struct scatter_mark);
     if (table_upload(b, &t, e) != 0 ||
-        (summed && (launch(b, KERNEL_SCATTER_SUM, t.n_tiles, SCATTER_THREADS, of_tiles, e) != 0 ||
-                    launch(b, KERNEL_SCATTER_SCAN, n, SCATTER_THREADS, of_pieces, e) != 0)) ||
-        launch(b, KERNEL_SCATTER_APPLY, t.n_tiles, SCATTER_THREADS, of_tiles, e) != 0)
+        (n_runs > 0 && (launch(b, KERNEL_SCATTER_SUM, n_runs, SCATTER_THREADS, sum, e) != 0 ||
+                        launch(b, KERNEL_SCATTER_SCAN, n, SCATTER_THREADS, scan, e) != 0 ||
+                        launch(b, KERNEL_SCATTER_MARK, n_runs, SCATTER_THREADS, mark, e) != 0)) ||
+        (n_tiles > 0 && launch(b, KERNEL_SCATTER_APPLY, n_tiles, SCATTER_THREADS, apply, e) != 0))
         return -1;
     return table_download(b, &t, e);
 }
@@ -535,67 +558,43 @@ int device_batch_scatter(struct device_batch *b, struct scatter_piece *pieces, u
                          struct device_made *made, struct err *e)
 {
     struct owed *o;
-    int rc;
 
     assert(device_has_kernels(b->device));
     if (n == 0)
         return 0;
-    o = owed_new(NULL, n, made, false);
-    if (o == NULL)
+    if ((o = owed_new(NULL, n, made, false)) == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to change %u tensors", n);
-    if (device_enter(b->device, e) != 0)
-        goto err_owed;
-    batch_begin(b);
-    rc = queue_scatter(b, pieces, n, o, e);
-    if (rc == 0)
-        rc = batch_mark(b, e);
-    device_leave(b->device);
-    if (rc != 0)
-        goto err_owed;
-    batch_owe(b, o);
-    return 0;
-
-err_owed:
-    free(o);
-    return -1;
+    if (batch_begin(b, e) != 0)
+        return batch_owe(b, o, -1);
+    return batch_owe(b, o, batch_end(b, queue_scatter(b, pieces, n, o, e), e));
 }
 
 int device_batch_to_host(struct device_batch *b, void *dst, uint64_t src, uint64_t nbytes,
                          struct err *e)
 {
-    struct device *d = b->device;
-    int rc;
+    const struct cu_api *cu = b->device->cu;
 
     if (nbytes == 0)
         return 0;
-    if (device_enter(d, e) != 0)
+    if (batch_begin(b, e) != 0)
         return -1;
-    batch_begin(b);
-    rc = cu_try(d->cu, d->cu->memcpy_dtoh_async(dst, src, nbytes, b->stream), "cuMemcpyDtoHAsync",
-                e);
-    if (rc == 0)
-        rc = batch_mark(b, e);
-    device_leave(d);
-    return rc;
+    return batch_end(
+        b, cu_try(cu, cu->memcpy_dtoh_async(dst, src, nbytes, b->stream), "cuMemcpyDtoHAsync", e),
+        e);
 }
 
 int device_batch_from_host(struct device_batch *b, uint64_t dst, const void *src, uint64_t nbytes,
                            struct err *e)
 {
-    struct device *d = b->device;
-    int rc;
+    const struct cu_api *cu = b->device->cu;
 
     if (nbytes == 0)
         return 0;
-    if (device_enter(d, e) != 0)
+    if (batch_begin(b, e) != 0)
         return -1;
-    batch_begin(b);
-    rc = cu_try(d->cu, d->cu->memcpy_htod_async(dst, src, nbytes, b->stream), "cuMemcpyHtoDAsync",
-                e);
-    if (rc == 0)
-        rc = batch_mark(b, e);
-    device_leave(d);
-    return rc;
+    return batch_end(
+        b, cu_try(cu, cu->memcpy_htod_async(dst, src, nbytes, b->stream), "cuMemcpyHtoDAsync", e),
+        e);
 }
 
 /* The next bytes of o's ranges, at most *budget (of READ_BACK_ALIGN), which they lower. */
@@ -619,7 +618,7 @@ static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, s
     if (b->nbytes_read == r->nbytes) {
         o->out[b->i++] = b->made;
         b->nbytes_read = 0;
-        b->made = (struct device_made){{0, 0}, false};
+        b->made = (struct device_made){.suspect = false};
     }
     return 0;
 }
@@ -627,7 +626,9 @@ static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, s
 static void give_made(const struct owed *o)
 {
     for (uint32_t i = 0; o->made != NULL && i < o->n; i++)
-        o->out[i] = (struct device_made){{o->made[i].a, o->made[i].b}, o->made[i].found != 0};
+        o->out[i] = (struct device_made){.sum = {o->made[i].a, o->made[i].b},
+                                         .suspect = (o->made[i].found & SCATTER_NOT_FINITE) != 0,
+                                         .refused = (o->made[i].found & SCATTER_REFUSED) != 0};
 }
 
 /* Delivers pending results, the oldest first. Returns 1 if none is left, 0 if a later call

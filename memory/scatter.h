@@ -1,5 +1,5 @@
-/* The interface between the kernels that change few elements of many tensors (memory/scatter.cu)
- * and their callers. Both compilers read it.
+/* The interface between the kernels that copy tensors and change few elements of each
+ * (memory/scatter.cu) and their callers. Both compilers read it.
  *
  * A position is the number of a unit of `unit` bytes. How a piece says its positions:
  *
@@ -7,41 +7,56 @@
  *   SCATTER_GAP     u16: how many units lie between a changed one and the one before it; the value
  *                   is xored
  *   SCATTER_BITMAP  a bit for each unit, lowest first; the values of those that are set are xored
- *   SCATTER_INDEX   u32 or u64, ascending; the value is stored
+ *   SCATTER_INDEX   u32 or u64, ascending; the value is stored. Without values: a copy
  *
- * Three launches: `sum` and `apply` have a block for each tile of a piece, `scan` one for each
- * piece. `sum` adds up what a tile's positions count (units of GAP, values of BITMAP), `scan` makes
- * of these what comes before each tile, and `apply` changes the units. The first two are needed for
- * GAP and BITMAP alone. */
+ * Positions come as entries: bytes of a bitmap, else one for each value. Four launches: `sum` and
+ * `mark` have a block for each run of SCATTER_RUN entries, `scan` one for each piece, `apply` one
+ * for each tile of what is written. `sum` adds up what a run's entries count (units of GAP, values
+ * of BITMAP), `scan` makes of these what comes before each run, `mark` looks for wrong entries and
+ * finds the first entry of each tile, and `apply` copies a tile, changes and sums it. The first two
+ * are needed for GAP and BITMAP alone, the third for those and INDEX. */
 #ifndef BATON_MEMORY_SCATTER_H
 #define BATON_MEMORY_SCATTER_H
 
-#include <stdint.h>
+#include "memory/copy_sum.h"
 
 #define SCATTER_SUM_KERNEL   "baton_scatter_sum"
 #define SCATTER_SCAN_KERNEL  "baton_scatter_scan"
+#define SCATTER_MARK_KERNEL  "baton_scatter_mark"
 #define SCATTER_APPLY_KERNEL "baton_scatter_apply"
 
-enum { SCATTER_TILE = 4096, SCATTER_THREADS = 256 };
+enum { SCATTER_RUN = 4096, SCATTER_THREADS = 256, SCATTER_TILE_NBYTES = 32 << 10 };
 enum { SCATTER_ALL, SCATTER_GAP, SCATTER_BITMAP, SCATTER_INDEX };
 
 struct scatter_piece {
-    uint64_t dst;               /* aligned to `unit` */
+    struct copy_sum_piece copy; /* dst aligned to `unit`; equal: changed in place */
     uint64_t positions, values; /* any alignment */
-    uint64_t n_units, n_values; /* of dst; ALL: as many */
-    uint32_t first_tile, n_tiles;
-    uint8_t kind, unit, position_nbytes, reserved[5];
+    uint64_t n_values;          /* ALL: one for each unit */
+    uint32_t n_tiles, first_run, n_runs;
+    uint8_t kind, unit, position_nbytes;
+    uint8_t dtype; /* of the elements, to be checked as in device_batch_copy; the host's alone */
 };
 
-/* scatter_entries - how many entries the tiles of a piece share, SCATTER_TILE each: bytes of a
- * bitmap, else values. */
+/* Where the changes of a tile begin: the first entry that reaches into it, and what the entries
+ * before that one count. */
+struct scatter_mark {
+    uint64_t entry, before;
+};
+
+/* Bits of `found` in what is made of a piece. */
+enum { SCATTER_NOT_FINITE = 1, SCATTER_REFUSED = 2 };
+
 #ifdef __CUDACC__
 __device__
 #endif
     static inline uint64_t
     scatter_entries(const struct scatter_piece *p)
 {
-    return p->kind == SCATTER_BITMAP ? p->n_units / 8 + (p->n_units % 8 != 0) : p->n_values;
+    uint64_t n_units = p->copy.nbytes / p->unit;
+
+    if (p->kind == SCATTER_BITMAP)
+        return n_units / 8 + (n_units % 8 != 0);
+    return p->kind == SCATTER_ALL ? 0 : p->n_values;
 }
 
 #endif

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 struct source;
+struct device_made; /* memory/device.h */
 
 enum {
     SOURCE_PIECE_NBYTES = 8 << 20,
@@ -113,6 +114,11 @@ struct source_ops {
                 struct progress *p, struct err *e);
     int (*receive)(struct source *s, struct progress *p, struct err *e);
     bool (*stuck)(const struct source *s);
+
+    /* made: what a source of the third kind itself made of the tensors that were received on a
+     * rank: [n_tensors], owned by the source, sums and checks for numbers that are not finite
+     * included. NULL: the worker makes it. */
+    const struct device_made *(*made)(const struct source *s, uint32_t rank);
 
     /* share: of a source that makes tensors of what another one brings: the scope of the update,
      * for that one. Called before all others, if the source is an update's. NULL: it has

@@ -31,15 +31,17 @@ NBYTES_MIN = 200 << 10  # smaller tensors come whole
 
 
 class Delta:
-    """Its parts, packed in one block of GPU memory: the lowest bit of some elements. All tensors
-    change, so that no memory of an older version is kept for a few that do not."""
+    """Its parts, packed in one block of GPU memory: the lowest bit of some elements. Every second
+    small tensor is not named."""
 
     def __init__(self, torch, named):
-        self.torch, self.rows, self.small, total = torch, [], [], 0
+        self.torch, self.rows, self.small, total, n_small = torch, [], [], 0, 0
         for name, shape in named:
             numel = wire.nbytes_of(shape) // 2
             if 2 * numel < NBYTES_MIN:
-                self.small.append((name, shape, 2 * numel))
+                n_small += 1
+                if n_small % 2:
+                    self.small.append((name, shape, 2 * numel))
                 continue
             self.rows.append((name, numel // NTH, total))
             total += 4 * (numel // NTH)

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "memory/device.h"
+#include "memory/non_finite.h"
 #include "weights/delta/delta.h"
 
 #include <stdint.h>
@@ -33,7 +34,7 @@ struct scatter_world {
 struct scatter_case {
     struct delta_tensor d;
     struct tensor_spec t;
-    uint64_t dst, positions, values; /* offsets */
+    uint64_t src, dst, positions, values; /* offsets; mostly src is elsewhere */
     uint64_t nbytes_positions, nbytes_values;
     bool refused; /* by delta_apply */
 };
@@ -125,10 +126,13 @@ static inline struct scatter_case scatter_make(struct scatter_world *w)
                                    .unit = 1U << scatter_random(w, 4),
                                    .position_nbytes = 4U << scatter_random(w, 2)},
                              .t = {.name = "t"}};
+    static const enum dtype dtypes[] = {
+        [1] = DTYPE_F8_E5M2, [2] = DTYPE_BF16, [4] = DTYPE_F32, [8] = DTYPE_NONE};
     uint64_t *positions = w->positions, n_units;
     uint64_t n = scatter_positions(w, positions, w->part_max / 8, w->part_max / c.d.unit, &n_units);
     bool damaged = scatter_random(w, 3) == 0;
 
+    c.t.dtype = scatter_random(w, 2) > 0 ? dtypes[c.d.unit] : DTYPE_NONE;
     c.d.positions.i = c.d.values.i = TENSOR_LIST_NO_TENSOR;
     if (damaged && n > 0 && scatter_random(w, 4) == 0)
         n_units--; /* the last position is beyond the tensor */
@@ -141,7 +145,9 @@ static inline struct scatter_case scatter_make(struct scatter_world *w)
                          : c.d.kind == DELTA_INDEX  ? c.d.position_nbytes * n
                                                     : 0;
     c.t.nbytes = n_units * c.d.unit;
-    c.dst = scatter_place(w, c.t.nbytes, c.d.unit);
+    c.dst = c.src = scatter_place(w, c.t.nbytes, c.d.unit);
+    if (scatter_random(w, 4) > 0)
+        c.src = scatter_place(w, c.t.nbytes, scatter_random(w, 2) * 16);
     c.positions = scatter_place(w, c.nbytes_positions + 8, scatter_random(w, 2) * 8);
     scatter_encode(w, &c, positions,
                    c.d.kind == DELTA_BITMAP && n > 0 && positions[n - 1] / 8 >= c.nbytes_positions
@@ -168,14 +174,16 @@ static inline struct scatter_piece scatter_piece_of(const struct scatter_world *
                                                     [DELTA_BITMAP] = SCATTER_BITMAP,
                                                     [DELTA_INDEX] = SCATTER_INDEX};
 
-    return (struct scatter_piece){.dst = w->slab->addr + c->dst,
+    return (struct scatter_piece){.copy = {.src = w->slab->addr + c->src,
+                                           .dst = w->slab->addr + c->dst,
+                                           .nbytes = c->t.nbytes},
                                   .positions = w->slab->addr + c->positions,
                                   .values = w->slab->addr + c->values,
-                                  .n_units = c->t.nbytes / c->d.unit,
                                   .n_values = c->nbytes_values / c->d.unit,
                                   .kind = kinds[c->d.kind],
                                   .unit = (uint8_t)c->d.unit,
-                                  .position_nbytes = (uint8_t)c->d.position_nbytes};
+                                  .position_nbytes = (uint8_t)c->d.position_nbytes,
+                                  .dtype = (uint8_t)c->t.dtype};
 }
 
 /* What delta_apply makes of it; in the model too, unless it refuses. */
@@ -186,7 +194,7 @@ static inline void scatter_expect(struct scatter_world *w, struct scatter_case *
     unsigned char *out = malloc(c->t.nbytes + 1);
     struct err e = {0};
 
-    c->refused = out == NULL || delta_apply(w->merge, out, &c->t, &c->d, w->host + c->dst,
+    c->refused = out == NULL || delta_apply(w->merge, out, &c->t, &c->d, w->host + c->src,
                                             positions, values, &e) != 0;
     if (!c->refused)
         memcpy(w->host + c->dst, out, c->t.nbytes);
@@ -212,12 +220,18 @@ static inline int scatter_compare(struct scatter_world *w, const struct scatter_
     for (uint32_t i = 0; i < n; i++) {
         const struct scatter_case *c = &cases[i];
 
-        if (made[i].suspect != c->refused)
+        struct checksum sum = checksum_of(w->host + c->dst, c->t.nbytes);
+
+        if (made[i].refused != c->refused)
             return scatter_differs(w, c, c->refused ? "not refused" : "refused");
         if (c->refused)
             memcpy(w->got + c->dst, w->host + c->dst, c->t.nbytes);
         else if (memcmp(w->got + c->dst, w->host + c->dst, c->t.nbytes) != 0)
             return scatter_differs(w, c, "other bytes");
+        else if (!checksum_equal(made[i].sum, sum))
+            return scatter_differs(w, c, "another sum");
+        else if (made[i].suspect != non_finite_in(w->host + c->dst, c->t.nbytes, c->t.dtype))
+            return scatter_differs(w, c, "a number that is not finite");
         w->n_bad += c->refused;
         w->n_good += !c->refused;
     }
@@ -252,7 +266,7 @@ static inline int scatter_round(struct scatter_world *w, struct err *e)
     uint32_t n = 0;
 
     memset(made, 0x55, sizeof made);
-    for (w->at = 0; n < SCATTER_CASES && w->at + 4 * w->part_max < w->nbytes; n++)
+    for (w->at = 0; n < SCATTER_CASES && w->at + 5 * w->part_max < w->nbytes; n++)
         cases[n] = scatter_make(w);
     if (device_write(w->d, w->slab->addr, w->host, w->nbytes, e) != 0)
         return -1;

@@ -1,5 +1,5 @@
-/* Makes the tensors of a delta on the GPUs that keep them, each from that GPU's base: the base is
- * copied, and a kernel changes it (memory/scatter.h).
+/* Makes the tensors of a delta on the GPUs that keep them, each from that GPU's base: a kernel
+ * copies, changes and sums it in one pass (memory/scatter.h).
  *
  * The parts come into scratch memory of each GPU: those that are there already stay there, others
  * are uploaded, decompressed. The kernel says only whether a tensor's parts are wrong. What is
@@ -20,16 +20,15 @@ enum { BUCKET_NBYTES = 512 << 20 }; /* a GPU needs longer for it than the host t
 /* A bucket that was posted and not received. */
 struct posted {
     struct device_batch *batches[STORE_DEVICES_MAX]; /* owned; [n_ranks], NULL: none */
-    struct device_made *made;                        /* owned; [n_ranks][n] */
-    uint32_t *tensors;                               /* owned; [n] that the kernel changes */
-    uint32_t n;
+    uint32_t first, n;
 };
 
 struct delta_device {
     struct device *devices[STORE_DEVICES_MAX]; /* [n_ranks] the store's */
     uint32_t n_ranks;
     struct delta_merge *merge; /* owned */
-    uint64_t *at, *nbytes; /* owned; [n of the parts]: each as the kernel reads it, in `parts` */
+    uint64_t *at, *nbytes;    /* owned; [n of the parts]: each as the kernel reads it, in `parts` */
+    struct device_made *made; /* owned; [n_ranks][n of the tensors] */
     struct slab_pool *pools[STORE_DEVICES_MAX]; /* owned; of `parts` */
     struct slab *parts[STORE_DEVICES_MAX];      /* one reference each; NULL until they are there */
     struct slab *host; /* the same in host memory; one reference, or NULL */
@@ -338,35 +337,20 @@ static bool on_host(const struct delta_source *d, uint32_t i)
     return kind == DELTA_RANGE;
 }
 
-/* Memory to queue a bucket. */
-struct queue {
-    struct device_piece *copies;  /* owned; [n] */
-    struct scatter_piece *pieces; /* owned; [n] */
-    uint32_t first, n;
-    const uint64_t *dst; /* [n_ranks] of the bucket */
-};
-
-static uint64_t tensor_dst(const struct delta_source *d, const struct queue *q, uint32_t rank,
-                           uint32_t i)
-{
-    const struct tensor_spec *t = list_made(d)->tensors;
-
-    return q->dst[rank] + (t[i].offset - t[q->first].offset);
-}
-
 /* A xor of everything has wider units where all is aligned for them. */
-static void piece_widen(struct scatter_piece *p, uint64_t nbytes)
+static void piece_widen(struct scatter_piece *p)
 {
     uint8_t unit = 8;
 
-    while ((p->dst | p->values | nbytes) % unit != 0)
+    while ((p->copy.dst | p->values | p->copy.nbytes) % unit != 0)
         unit /= 2;
     p->unit = unit;
-    p->n_units = p->n_values = nbytes / unit;
+    p->n_values = p->copy.nbytes / unit;
 }
 
-static struct scatter_piece piece_of(const struct delta_source *d, const struct queue *q,
-                                     uint32_t rank, uint32_t i)
+/* Tensor i of a rank's bucket, which begins with tensor `first` at `dst`. */
+static struct scatter_piece piece_of(const struct delta_source *d, uint32_t rank, uint32_t i,
+                                     uint32_t first, uint64_t dst)
 {
     static const uint8_t kinds[DELTA_KIND_COUNT] = {[DELTA_XOR] = SCATTER_ALL,
                                                     [DELTA_GAP] = SCATTER_GAP,
@@ -374,88 +358,80 @@ static struct scatter_piece piece_of(const struct delta_source *d, const struct 
                                                     [DELTA_INDEX] = SCATTER_INDEX};
     const struct delta_device *g = d->device;
     const struct delta_tensor *t = &d->link.delta->tensors[i];
-    uint64_t nbytes = list_made(d)->tensors[i].nbytes, parts = g->parts[rank]->addr;
-    uint64_t n_values = g->nbytes[t->values.i] / t->unit;
-    struct scatter_piece p = {.dst = tensor_dst(d, q, rank, i),
-                              .values = parts + g->at[t->values.i],
-                              .n_units = nbytes / t->unit,
-                              .n_values = n_values,
-                              .kind = kinds[t->kind],
-                              .unit = (uint8_t)t->unit};
+    const struct tensor_spec *spec = &list_made(d)->tensors[i];
+    uint64_t parts = g->parts[rank]->addr, values = parts + g->at[t->values.i];
+    struct scatter_piece p = {
+        .copy = {.dst = dst + (spec->offset - list_made(d)->tensors[first].offset),
+                 .nbytes = spec->nbytes},
+        .kind = SCATTER_INDEX, /* a copy: there are no values */
+        .unit = (uint8_t)dtype_nbytes(spec->dtype),
+        .dtype = (uint8_t)spec->dtype};
 
+    p.copy.src = t->kind == DELTA_WHOLE ? values
+                 : on_host(d, i)        ? p.copy.dst
+                                        : base_view(d, rank, i)->addr;
+    if (t->kind == DELTA_WHOLE || on_host(d, i))
+        return p;
+    p.kind = kinds[t->kind];
+    p.unit = (uint8_t)t->unit;
+    p.values = values;
+    p.n_values = g->nbytes[t->values.i] / t->unit;
     if (t->kind == DELTA_XOR) {
-        piece_widen(&p, nbytes);
+        piece_widen(&p);
         return p;
     }
     p.positions = parts + g->at[t->positions.i];
     if (t->kind == DELTA_INDEX) /* either fits, as tensor_begin has seen */
-        p.position_nbytes = g->nbytes[t->positions.i] == 4 * n_values ? 4 : 8;
+        p.position_nbytes = g->nbytes[t->positions.i] == 4 * p.n_values ? 4 : 8;
     return p;
 }
 
-/* The base, or the whole tensor; what is adjacent on both sides is one copy, unless it may be of
- * two allocations. */
-static uint32_t copies_of(const struct delta_source *d, const struct queue *q, uint32_t rank)
+/* Checks the tensors of a bucket, and makes those that a kernel cannot. */
+static int bucket_on_host(struct delta_source *d, uint32_t first, uint32_t n, const uint64_t *dst,
+                          struct progress *p, struct err *e)
 {
-    const struct delta_device *g = d->device;
-    const struct slab *before = NULL, *slab;
-    uint32_t n = 0;
-
-    for (uint32_t i = q->first; i < q->first + q->n; i++, before = slab) {
-        const struct delta_tensor *t = &d->link.delta->tensors[i];
-        bool whole = t->kind == DELTA_WHOLE;
-        struct device_piece p = {.dst = tensor_dst(d, q, rank, i),
-                                 .nbytes = list_made(d)->tensors[i].nbytes};
-        struct device_piece *last = n > 0 ? &q->copies[n - 1] : NULL;
-
-        slab = whole ? g->parts[rank] : base_view(d, rank, i)->slab;
-        if (on_host(d, i))
-            continue;
-        p.src = whole ? slab->addr + g->at[t->values.i] : base_view(d, rank, i)->addr;
-        if (last != NULL && slab == before && last->src + last->nbytes == p.src &&
-            last->dst + last->nbytes == p.dst)
-            last->nbytes += p.nbytes;
-        else
-            q->copies[n++] = p;
-    }
-    return n;
-}
-
-static int queue_rank(struct delta_source *d, const struct queue *q, struct posted *b,
-                      uint32_t rank, struct err *e)
-{
-    if (device_batch_new(d->device->devices[rank], &b->batches[rank], e) != 0 ||
-        device_batch_copy(b->batches[rank], q->copies, copies_of(d, q, rank), NULL, e) != 0)
-        return -1;
-    for (uint32_t k = 0; k < b->n; k++)
-        q->pieces[k] = piece_of(d, q, rank, b->tensors[k]);
-    return device_batch_scatter(b->batches[rank], q->pieces, b->n, b->made + (size_t)rank * b->n,
-                                e);
-}
-
-static int queue_bucket(struct delta_source *d, const struct queue *q, struct posted *b,
-                        struct progress *p, struct err *e)
-{
+    const struct tensor_spec *t = list_made(d)->tensors;
     uint64_t to[STORE_DEVICES_MAX];
 
-    for (uint32_t i = q->first; i < q->first + q->n; i++) {
+    for (uint32_t i = first; i < first + n; i++) {
         if (tensor_begin(d, i, e) != 0)
             return -1;
-        if (d->link.delta->tensors[i].kind == DELTA_WHOLE)
+        if (!on_host(d, i))
             continue;
-        if (!on_host(d, i)) {
-            b->tensors[b->n++] = i;
-            continue;
-        }
         for (uint32_t r = 0; r < d->device->n_ranks; r++)
-            to[r] = tensor_dst(d, q, r, i);
+            to[r] = dst[r] + (t[i].offset - t[first].offset);
         if (host_make(d, i, to, p, e) != 0)
             return -1;
     }
-    for (uint32_t r = 0; r < d->device->n_ranks; r++)
-        if (queue_rank(d, q, b, r, e) != 0)
-            return -1;
     return 0;
+}
+
+/* @pieces  room for those of the bucket */
+static int queue_rank(struct delta_source *d, struct posted *b, uint32_t rank, uint64_t dst,
+                      struct scatter_piece *pieces, struct err *e)
+{
+    struct delta_device *g = d->device;
+
+    for (uint32_t k = 0; k < b->n; k++)
+        pieces[k] = piece_of(d, rank, b->first + k, b->first, dst);
+    if (device_batch_new(g->devices[rank], &b->batches[rank], e) != 0)
+        return -1;
+    return device_batch_scatter(b->batches[rank], pieces, b->n,
+                                g->made + (size_t)rank * list_made(d)->n_tensors + b->first, e);
+}
+
+static int queue_bucket(struct delta_source *d, struct posted *b, const uint64_t *dst,
+                        struct err *e)
+{
+    struct scatter_piece *pieces = malloc(b->n * sizeof *pieces);
+    int rc = 0;
+
+    if (pieces == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors", (unsigned)b->n);
+    for (uint32_t r = 0; r < d->device->n_ranks && rc == 0; r++)
+        rc = queue_rank(d, b, r, dst[r], pieces, e);
+    free(pieces);
+    return rc;
 }
 
 /* Nothing is written any more when this returns. */
@@ -465,8 +441,6 @@ static void posted_drop(struct delta_device *g)
 
     for (uint32_t r = 0; r < g->n_ranks; r++)
         device_batch_free(b->batches[r]);
-    free(b->made);
-    free(b->tensors);
     *b = (struct posted){0};
     g->i_posted = (g->i_posted + 1) % SOURCE_POSTED_MAX;
     g->n_posted--;
@@ -478,15 +452,22 @@ static void all_drop(struct delta_device *g)
         posted_drop(g);
 }
 
+static const struct device_made *delta_device_made(const struct source *s, uint32_t rank)
+{
+    const struct delta_source *d = (const struct delta_source *)s;
+
+    return d->device->made + (size_t)rank * list_made(d)->n_tensors;
+}
+
 /* The first tensor that the kernel refused on a rank, as the host refuses it. */
 static int posted_judge(struct delta_source *d, const struct posted *b, struct progress *p,
                         struct err *e)
 {
-    for (uint32_t k = 0; k < b->n; k++)
+    for (uint32_t i = b->first; i < b->first + b->n; i++)
         for (uint32_t r = 0; r < d->device->n_ranks; r++) {
-            if (!b->made[(size_t)r * b->n + k].suspect)
+            if (!delta_device_made(&d->source, r)[i].refused)
                 continue;
-            if (host_make(d, b->tensors[k], NULL, p, e) != 0)
+            if (host_make(d, i, NULL, p, e) != 0)
                 return -1;
             return err_set(e, ERR_CUDA, "",
                            "%s refused the delta of a tensor that the host does not refuse",
@@ -529,26 +510,16 @@ static int delta_device_post(struct source *s, uint32_t first, uint32_t n, const
 {
     struct delta_source *d = (struct delta_source *)s;
     struct delta_device *g = d->device;
-    struct queue q = {.first = first, .n = n, .dst = dst};
     struct posted *b = &g->posted[(g->i_posted + g->n_posted) % SOURCE_POSTED_MAX];
-    int rc = -1;
 
     if (delta_source_begin(d, p, e) != 0)
         return -1;
     g->n_posted++;
-    q.copies = malloc(n * sizeof *q.copies);
-    q.pieces = malloc(n * sizeof *q.pieces);
-    b->tensors = malloc(n * sizeof *b->tensors);
-    b->made = calloc((size_t)n * g->n_ranks, sizeof *b->made);
-    if (q.copies == NULL || q.pieces == NULL || b->tensors == NULL || b->made == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors", (unsigned)n);
-    else
-        rc = queue_bucket(d, &q, b, p, e);
-    free(q.copies);
-    free(q.pieces);
-    if (rc != 0)
-        all_drop(g);
-    return rc;
+    *b = (struct posted){.first = first, .n = n};
+    if (bucket_on_host(d, first, n, dst, p, e) == 0 && queue_bucket(d, b, dst, e) == 0)
+        return 0;
+    all_drop(g);
+    return -1;
 }
 
 static int delta_device_receive(struct source *s, struct progress *p, struct err *e)
@@ -592,21 +563,23 @@ void delta_device_free(struct delta_source *d)
     delta_merge_free(g->merge);
     free(g->at);
     free(g->nbytes);
+    free(g->made);
     free(g);
     d->device = NULL;
 }
 
 int delta_device_new(struct delta_source *d, struct err *e)
 {
-    uint32_t n = list_sent(d)->n_tensors;
+    uint32_t n = list_sent(d)->n_tensors, n_ranks = store_n_ranks(d->store);
     struct delta_device *g = calloc(1, sizeof *g);
 
     d->device = g;
     if (g != NULL) {
         g->at = calloc(n, sizeof *g->at);
         g->nbytes = calloc(n, sizeof *g->nbytes);
+        g->made = calloc((size_t)n_ranks * list_made(d)->n_tensors, sizeof *g->made);
     }
-    if (g == NULL || g->at == NULL || g->nbytes == NULL) {
+    if (g == NULL || g->at == NULL || g->nbytes == NULL || g->made == NULL) {
         delta_device_free(d);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u parts", (unsigned)n);
     }
@@ -616,7 +589,7 @@ int delta_device_new(struct delta_source *d, struct err *e)
     }
     for (uint32_t i = 0; i < n; i++)
         g->nbytes[i] = list_sent(d)->tensors[i].nbytes;
-    g->n_ranks = store_n_ranks(d->store);
+    g->n_ranks = n_ranks;
     for (uint32_t r = 0; r < g->n_ranks; r++)
         g->devices[r] = store_device(d->store, r);
     d->ops.fill = NULL;
@@ -624,5 +597,6 @@ int delta_device_new(struct delta_source *d, struct err *e)
     d->ops.post = delta_device_post;
     d->ops.receive = delta_device_receive;
     d->ops.stuck = delta_device_stuck;
+    d->ops.made = delta_device_made;
     return 0;
 }

@@ -205,6 +205,18 @@ static uint64_t dst_slot(struct fill *f, struct span span, uint8_t *bounce, stru
     return r->bounces[*bounce].slab->addr;
 }
 
+/* What the source made of tensors at their final address, as span_copy would have. */
+static void take_made(struct fill *f, struct span span)
+{
+    const struct device_made *made = f->source->ops->made(f->source, span.rank);
+    struct rank_fill *r = &f->ranks[span.rank];
+
+    for (uint32_t i = span.first; i < span.first + span.n; i++) {
+        r->made[i] = made[i];
+        r->made[i].suspect &= finite_copied(f, span.rank, i) != DTYPE_NONE;
+    }
+}
+
 /* Queues the checksums and the host backup of the tensors before `end` that were received at their
  * final address. */
 static int queue_in_place(struct fill *f, uint32_t rank, uint32_t end, struct err *e)
@@ -215,7 +227,9 @@ static int queue_in_place(struct fill *f, uint32_t rank, uint32_t end, struct er
     r->next = end;
     if (span.n == 0)
         return 0;
-    if (r->made != NULL && span_copy(f, span, r->batch, arrived_in_place, e) != 0)
+    if (r->made != NULL && f->source->ops->made != NULL)
+        take_made(f, span);
+    else if (r->made != NULL && span_copy(f, span, r->batch, arrived_in_place, e) != 0)
         return -1;
     return r->mirrored ? span_mirror(f, span, r->batch, e) : 0;
 }

@@ -114,12 +114,11 @@ static void run_copy_sum(const uint64_t *params, unsigned n_blocks)
     }
 }
 
-/* A block's tile of a piece, and where the piece's bytes are. */
-struct scatter_tile {
+/* A piece, and where its bytes are. */
+struct scatter {
     struct scatter_piece p;
-    uint32_t i;        /* of the piece */
-    uint64_t first, n; /* entries */
-    const char *positions, *values;
+    uint64_t n_units, n_entries;
+    const char *positions, *values, *src;
     char *dst;
 };
 
@@ -131,67 +130,119 @@ static uint64_t number(const char *array, uint64_t i, uint32_t nbytes)
     return value;
 }
 
-static struct scatter_tile scatter_tile(const char *kernel, const uint64_t *params, unsigned block)
+static const char *reach_some(const char *kernel, CUdeviceptr at, size_t nbytes)
 {
-    struct scatter_tile t = {.i = 0};
-    uint64_t nbytes;
+    return nbytes > 0 ? reach(kernel, at, nbytes) : NULL;
+}
 
-    memcpy(&t.i, reach(kernel, params[1] + 4 * (uint64_t)block, 4), 4);
-    memcpy(&t.p, reach(kernel, params[0] + t.i * sizeof t.p, sizeof t.p), sizeof t.p);
-    if (block < t.p.first_tile || block - t.p.first_tile >= t.p.n_tiles) {
-        (void)fprintf(stderr, "fakecuda: %s: a tile outside its piece\n", kernel);
-        abort();
+static struct scatter scatter_of(const char *kernel, uint64_t pieces, uint32_t i)
+{
+    struct scatter s;
+    uint64_t width;
+
+    memcpy(&s.p, reach(kernel, pieces + i * sizeof s.p, sizeof s.p), sizeof s.p);
+    s.n_units = s.p.copy.nbytes / s.p.unit;
+    s.n_entries = scatter_entries(&s.p);
+    width = s.p.kind == SCATTER_GAP ? 2 : s.p.kind == SCATTER_BITMAP ? 1 : s.p.position_nbytes;
+    s.positions = reach_some(kernel, s.p.positions, s.n_entries * width);
+    s.values = reach_some(kernel, s.p.values, s.p.n_values * s.p.unit);
+    s.src = reach_some(kernel, s.p.copy.src, s.p.copy.nbytes);
+    s.dst = (char *)(uintptr_t)reach_some(kernel, s.p.copy.dst, s.p.copy.nbytes);
+    return s;
+}
+
+/* The pieces of the blocks, each of which is a run or a tile of one, in order. */
+static uint32_t piece_of_block(const char *kernel, const uint64_t *params, unsigned block)
+{
+    uint32_t i;
+
+    memcpy(&i, reach(kernel, params[1] + 4 * (uint64_t)block, 4), 4);
+    return i;
+}
+
+/* Returns false if it is out of range. */
+static bool scatter_unit(const struct scatter *s, uint64_t at, uint64_t k)
+{
+    uint64_t value;
+
+    if (at >= s->n_units || k >= s->p.n_values)
+        return false;
+    value = number(s->values, k, s->p.unit);
+    if (s->p.kind != SCATTER_INDEX)
+        value ^= number(s->dst, at, s->p.unit);
+    memcpy(s->dst + at * s->p.unit, &value, s->p.unit);
+    return true;
+}
+
+/* Entry k. @before  what the entries before it count; is brought up to date */
+static bool scatter_entry(const struct scatter *s, uint64_t k, uint64_t *before)
+{
+    uint32_t width = s->p.position_nbytes;
+    uint64_t at, bits;
+    bool good = true;
+
+    if (s->p.kind == SCATTER_BITMAP) {
+        for (bits = number(s->positions, k, 1); bits != 0; bits &= bits - 1)
+            good &= scatter_unit(s, k * 8 + (uint64_t)__builtin_ctzll(bits), (*before)++);
+        return good;
     }
-    t.first = (uint64_t)(block - t.p.first_tile) * SCATTER_TILE;
-    t.n = scatter_entries(&t.p) - t.first;
-    if (t.n > SCATTER_TILE)
-        t.n = SCATTER_TILE;
-    nbytes = t.p.kind == SCATTER_GAP      ? 2
-             : t.p.kind == SCATTER_BITMAP ? 1
-             : t.p.kind == SCATTER_INDEX  ? t.p.position_nbytes
-                                          : 0;
-    nbytes *= scatter_entries(&t.p);
-    t.positions = nbytes > 0 ? reach(kernel, t.p.positions, nbytes) : NULL;
-    t.values = t.p.n_values > 0 ? reach(kernel, t.p.values, t.p.n_values * t.p.unit) : NULL;
-    t.dst = t.p.n_units > 0 ? reach(kernel, t.p.dst, t.p.n_units * t.p.unit) : NULL;
-    return t;
+    if (s->p.kind == SCATTER_GAP) {
+        *before += number(s->positions, k, 2) + 1;
+        at = *before - 1;
+    } else {
+        at = number(s->positions, k, width);
+        if (k > 0 && number(s->positions, k - 1, width) >= at)
+            return false;
+    }
+    return scatter_unit(s, at, k);
 }
 
-static bool scatter_counts(const struct scatter_piece *p)
+static void scatter_piece(const struct scatter *s, struct copy_sum_made *made)
 {
-    return p->kind == SCATTER_GAP || p->kind == SCATTER_BITMAP;
+    const struct copy_sum_piece *copy = &s->p.copy;
+    uint64_t before = 0;
+    bool good = true;
+
+    if (copy->nbytes > 0)
+        memmove(s->dst, s->src, copy->nbytes);
+    for (uint64_t i = 0; s->p.kind == SCATTER_ALL && i < s->n_units; i++)
+        good &= scatter_unit(s, i, i);
+    for (uint64_t k = 0; k < s->n_entries; k++)
+        good &= scatter_entry(s, k, &before);
+    if (!good || (s->p.kind == SCATTER_BITMAP && before != s->p.n_values))
+        made->found |= SCATTER_REFUSED;
+    add_words(made, s->dst, 0, copy->nbytes);
+    if (copy->mask != 0 && look(copy, s->dst, copy->dst, copy->dst + copy->nbytes))
+        made->found |= SCATTER_NOT_FINITE;
 }
 
-static uint64_t scatter_count(const struct scatter_tile *t, uint64_t k)
-{
-    if (t->p.kind == SCATTER_GAP)
-        return number(t->positions, k, 2) + 1;
-    return (uint64_t)__builtin_popcountll(number(t->positions, k, 1));
-}
-
-static void scatter_refuse(const char *kernel, uint64_t array, uint64_t i)
-{
-    struct copy_sum_made made;
-    char *at = reach(kernel, array + i * sizeof made, sizeof made);
-
-    memcpy(&made, at, sizeof made);
-    made.found = 1;
-    memcpy(at, &made, sizeof made);
-}
-
-/* void baton_scatter_sum(const struct scatter_piece *pieces, const uint32_t *tile_piece,
- *                        uint64_t *sums) */
+/* void baton_scatter_sum(const struct scatter_piece *pieces, const uint32_t *run_piece,
+ *                        uint64_t *sums)
+ * void baton_scatter_mark(const struct scatter_piece *pieces, const uint32_t *run_piece,
+ *                         const uint64_t *sums, struct scatter_mark *marks,
+ *                         struct copy_sum_made *made)
+ * A piece is made at once, by its first block in the last launch; one without bytes, which has no
+ * tiles, is refused here. */
 static void run_scatter_sum(const uint64_t *params, unsigned n_blocks)
 {
-    for (unsigned block = 0; block < n_blocks; block++) {
-        struct scatter_tile t = scatter_tile(SCATTER_SUM_KERNEL, params, block);
-        uint64_t sum = 0;
+    (void)reach(SCATTER_SUM_KERNEL, params[2], 8 * (size_t)n_blocks);
+}
 
-        if (!scatter_counts(&t.p))
-            continue;
-        for (uint64_t k = t.first; k < t.first + t.n; k++)
-            sum += scatter_count(&t, k);
-        memcpy(reach(SCATTER_SUM_KERNEL, params[2] + 8 * (uint64_t)block, 8), &sum, 8);
+static void run_scatter_mark(const uint64_t *params, unsigned n_blocks)
+{
+    (void)reach(SCATTER_MARK_KERNEL, params[2], 8 * (size_t)n_blocks);
+    for (unsigned block = 0; block < n_blocks; block++) {
+        uint32_t i = piece_of_block(SCATTER_MARK_KERNEL, params, block);
+        struct scatter s = scatter_of(SCATTER_MARK_KERNEL, params[0], i);
+        struct copy_sum_made *made = (void *)reach(SCATTER_MARK_KERNEL,
+                                                   params[4] + i * sizeof *made, sizeof *made);
+
+        if (block < s.p.first_run || block - s.p.first_run >= s.p.n_runs) {
+            (void)fprintf(stderr, "fakecuda: " SCATTER_MARK_KERNEL ": a run outside its piece\n");
+            abort();
+        }
+        if (s.p.n_tiles == 0)
+            made->found |= SCATTER_REFUSED;
     }
 }
 
@@ -199,76 +250,27 @@ static void run_scatter_sum(const uint64_t *params, unsigned n_blocks)
  *                         struct copy_sum_made *made) */
 static void run_scatter_scan(const uint64_t *params, unsigned n_blocks)
 {
-    for (unsigned block = 0; block < n_blocks; block++) {
-        struct scatter_piece p;
-        uint64_t done = 0, sum;
-
-        memcpy(&p, reach(SCATTER_SCAN_KERNEL, params[0] + block * sizeof p, sizeof p), sizeof p);
-        for (uint32_t tile = 0; scatter_counts(&p) && tile < p.n_tiles; tile++) {
-            char *at = reach(SCATTER_SCAN_KERNEL, params[1] + 8 * (p.first_tile + (uint64_t)tile),
-                             8);
-
-            memcpy(&sum, at, 8);
-            memcpy(at, &done, 8);
-            done += sum;
-        }
-        if (p.kind == SCATTER_BITMAP && done != p.n_values)
-            scatter_refuse(SCATTER_SCAN_KERNEL, params[2], block);
-    }
-}
-
-/* Returns false if it is out of range. */
-static bool scatter_unit(const struct scatter_tile *t, uint64_t at, uint64_t k)
-{
-    uint64_t value;
-
-    if (at >= t->p.n_units || k >= t->p.n_values)
-        return false;
-    value = number(t->values, k, t->p.unit);
-    if (t->p.kind != SCATTER_INDEX)
-        value ^= number(t->dst, at, t->p.unit);
-    memcpy(t->dst + at * t->p.unit, &value, t->p.unit);
-    return true;
-}
-
-/* Entry k. @before  what the entries before it count; is brought up to date */
-static bool scatter_entry(const struct scatter_tile *t, uint64_t k, uint64_t *before)
-{
-    uint32_t width = t->p.position_nbytes;
-    uint64_t at = k, bits;
-    bool good = true;
-
-    if (t->p.kind == SCATTER_BITMAP) {
-        for (bits = number(t->positions, k, 1); bits != 0; bits &= bits - 1)
-            good &= scatter_unit(t, k * 8 + (uint64_t)__builtin_ctzll(bits), (*before)++);
-        return good;
-    }
-    if (t->p.kind == SCATTER_GAP) {
-        *before += scatter_count(t, k);
-        at = *before - 1;
-    } else if (t->p.kind == SCATTER_INDEX) {
-        at = number(t->positions, k, width);
-        if (k > 0 && number(t->positions, k - 1, width) >= at)
-            return false;
-    }
-    return scatter_unit(t, at, k);
+    for (unsigned block = 0; block < n_blocks; block++)
+        (void)scatter_of(SCATTER_SCAN_KERNEL, params[0], block);
 }
 
 /* void baton_scatter_apply(const struct scatter_piece *pieces, const uint32_t *tile_piece,
- *                          const uint64_t *sums, struct copy_sum_made *made) */
+ *                          const struct scatter_mark *marks, struct copy_sum_made *made) */
 static void run_scatter_apply(const uint64_t *params, unsigned n_blocks)
 {
+    (void)reach(SCATTER_APPLY_KERNEL, params[2], sizeof(struct scatter_mark) * n_blocks);
     for (unsigned block = 0; block < n_blocks; block++) {
-        struct scatter_tile t = scatter_tile(SCATTER_APPLY_KERNEL, params, block);
-        uint64_t before = 0;
-        bool good = true;
+        uint32_t i = piece_of_block(SCATTER_APPLY_KERNEL, params, block);
+        struct scatter s = scatter_of(SCATTER_APPLY_KERNEL, params[0], i);
+        struct copy_sum_made *made = (void *)reach(SCATTER_APPLY_KERNEL,
+                                                   params[3] + i * sizeof *made, sizeof *made);
 
-        if (scatter_counts(&t.p))
-            memcpy(&before, reach(SCATTER_APPLY_KERNEL, params[2] + 8 * (uint64_t)block, 8), 8);
-        for (uint64_t k = t.first; k < t.first + t.n; k++)
-            good &= scatter_entry(&t, k, &before);
-        if (!good)
-            scatter_refuse(SCATTER_APPLY_KERNEL, params[3], t.i);
+        if (block < s.p.copy.first_tile || block - s.p.copy.first_tile >= s.p.n_tiles) {
+            (void)fprintf(stderr, "fakecuda: " SCATTER_APPLY_KERNEL ": a tile outside its piece\n");
+            abort();
+        }
+        if (block == s.p.copy.first_tile)
+            scatter_piece(&s, made);
     }
 }
 
@@ -277,6 +279,7 @@ static struct CUfunc_st kernels[] = {
     {COPY_SUM_KERNEL, 3, {8, 8, 8}, COPY_SUM_THREADS, run_copy_sum},
     {SCATTER_SUM_KERNEL, 3, {8, 8, 8}, SCATTER_THREADS, run_scatter_sum},
     {SCATTER_SCAN_KERNEL, 3, {8, 8, 8}, SCATTER_THREADS, run_scatter_scan},
+    {SCATTER_MARK_KERNEL, 5, {8, 8, 8, 8, 8}, SCATTER_THREADS, run_scatter_mark},
     {SCATTER_APPLY_KERNEL, 4, {8, 8, 8, 8}, SCATTER_THREADS, run_scatter_apply},
 };
 

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { FAKE_DEVICES_MAX = 16, FAKE_CTX_DEPTH_MAX = 16, FAKE_KERNEL_PARAMS_MAX = 4 };
+enum { FAKE_DEVICES_MAX = 16, FAKE_CTX_DEPTH_MAX = 16, FAKE_KERNEL_PARAMS_MAX = 5 };
 
 /* A fake that drifts from the rows does not build. */
 #define X(field, symbol, required, args) CUresult symbol args;

@@ -183,7 +183,7 @@ static void test_device_batch_wait_ends_early_when_told(void **state)
 {
     struct progress late = {0}, stopped = patient();
     struct device_piece piece;
-    struct device_made made = {{1, 2}, false};
+    struct device_made made = {.sum = {1, 2}};
     struct err e = {0};
     struct arena a;
     struct device_batch *b;
@@ -218,7 +218,7 @@ static void test_device_batch_wait_ends_early_when_told(void **state)
 static void test_device_batch_free_waits_for_the_gpu(void **state)
 {
     struct device_piece piece;
-    struct device_made made = {{1, 2}, false};
+    struct device_made made = {.sum = {1, 2}};
     struct err e = {0};
     struct arena a;
     struct device_batch *b;
