@@ -5,6 +5,7 @@
 #include "base/net/poll_wait.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
@@ -15,16 +16,19 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { PORT_TEXT_CAP = 6 };
+enum { PORT_TEXT_CAP = 6, N_FAMILIES = 2 };
+
+static const int families[N_FAMILIES] = {AF_INET, AF_INET6};
 
 /* Shared by the caller and the thread; the last one frees it. */
-struct lookup {
+struct resolve_lookup {
     char host[RESOLVE_NAME_LEN_MAX + 1]; /* immutable down to event_fd */
     char port[PORT_TEXT_CAP];
-    int event_fd; /* owned; counts up when done */
+    bool needs[N_FAMILIES]; /* as `before` of resolve_start */
+    int event_fd;           /* owned; counts up when done */
 
-    int rc, errnum;         /* the thread's; published by `done` */
-    struct addrinfo *found; /* owned; as above */
+    int rc, errnum;                /* the thread's; published by `done` */
+    struct addrinfo *found, *more; /* owned; as above; more: of a family asked for by itself */
 
     atomic_bool done;  /* release by the thread, acquire by the caller */
     atomic_int n_refs; /* acquire-release: the last one out sees all writes */
@@ -33,31 +37,60 @@ struct lookup {
 /* Look-ups that have not returned yet; relaxed: only a bound. */
 static atomic_uint n_running;
 
-static void lookup_unref(struct lookup *l)
+static void lookup_unref(struct resolve_lookup *l)
 {
     if (atomic_fetch_sub_explicit(&l->n_refs, 1, memory_order_acq_rel) != 1)
         return;
     if (l->found != NULL)
         freeaddrinfo(l->found);
+    if (l->more != NULL)
+        freeaddrinfo(l->more);
     (void)close(l->event_fd);
     free(l);
 }
 
-static int resolver_ask(struct addrinfo **found, const char *host, const char *port, int flags)
+static int resolver_ask(struct addrinfo **found, const char *host, const char *port, int family,
+                        int flags)
 {
     struct addrinfo hints = {
-        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+        .ai_family = family, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
 
     return getaddrinfo(host, port, &hints, found);
 }
 
+static bool has_family(const struct addrinfo *found, int family)
+{
+    while (found != NULL && found->ai_family != family)
+        found = found->ai_next;
+    return found != NULL;
+}
+
+static bool has_no_address(int rc)
+{
+    return rc == EAI_NONAME || rc == EAI_NODATA || rc == EAI_ADDRFAMILY;
+}
+
+/* At most one of the two is missing. */
+static void ask_needed(struct resolve_lookup *l)
+{
+    for (int i = 0; i < N_FAMILIES && l->rc == 0; i++) {
+        if (!l->needs[i] || has_family(l->found, families[i]))
+            continue;
+        l->rc = resolver_ask(&l->more, l->host, l->port, families[i], 0);
+        l->errnum = errno;
+        if (has_no_address(l->rc))
+            l->rc = 0;
+    }
+}
+
 static void *lookup_main(void *arg)
 {
-    struct lookup *l = arg;
+    struct resolve_lookup *l = arg;
     uint64_t one = 1;
 
-    l->rc = resolver_ask(&l->found, l->host, l->port, 0);
+    l->rc = resolver_ask(&l->found, l->host, l->port, AF_UNSPEC, 0);
     l->errnum = errno;
+    ask_needed(l);
     atomic_store_explicit(&l->done, true, memory_order_release);
     (void)!write(l->event_fd, &one, sizeof one); /* a fresh counter has room for it */
     lookup_unref(l);
@@ -65,26 +98,30 @@ static void *lookup_main(void *arg)
     return NULL;
 }
 
-static int lookup_new(struct lookup **out, const char *host, const char *port, struct err *e)
+/* @event_fd  moved in */
+static int lookup_new(struct resolve_lookup **out, const char *host, uint16_t port, int event_fd,
+                      struct err *e)
 {
-    struct lookup *l = calloc(1, sizeof *l);
+    struct resolve_lookup *l = calloc(1, sizeof *l);
 
-    if (l == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to look up a host name");
-    l->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (l->event_fd < 0) {
+    if (event_fd < 0) {
         free(l);
         return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot look up a host name");
     }
+    if (l == NULL) {
+        (void)close(event_fd);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to look up a host name");
+    }
+    l->event_fd = event_fd;
     (void)snprintf(l->host, sizeof l->host, "%s", host);
-    (void)snprintf(l->port, sizeof l->port, "%s", port);
+    (void)snprintf(l->port, sizeof l->port, "%u", port);
     atomic_init(&l->done, false);
     atomic_init(&l->n_refs, 1);
     *out = l;
     return 0;
 }
 
-static int lookup_start(struct lookup *l, struct err *e)
+static int lookup_start(struct resolve_lookup *l, struct err *e)
 {
     pthread_attr_t attr;
     pthread_t thread;
@@ -112,7 +149,7 @@ static int lookup_start(struct lookup *l, struct err *e)
 
 static int resolver_refuse(const char *host, int rc, int errnum, const char *field, struct err *e)
 {
-    if (rc == EAI_NONAME || rc == EAI_NODATA)
+    if (has_no_address(rc))
         return err_set(e, ERR_BAD_REQUEST, field, "host '%s' has no address: %s", host,
                        gai_strerror(rc));
     if (rc == EAI_MEMORY)
@@ -144,14 +181,14 @@ static int copy_out(struct resolve_addrs *out, const char *host, const struct ad
     return 0;
 }
 
-static int look_up(struct resolve_addrs *out, const char *host, const char *port, const char *field,
+static int look_up(struct resolve_addrs *out, const char *host, uint16_t port, const char *field,
                    const struct progress *p, struct err *e)
 {
-    struct lookup *l = NULL;
+    struct resolve_lookup *l = NULL;
     enum poll_end end;
     int rc = -1;
 
-    if (lookup_new(&l, host, port, e) != 0)
+    if (lookup_new(&l, host, port, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), e) != 0)
         return -1;
     if (lookup_start(l, e) != 0)
         goto unref;
@@ -183,9 +220,76 @@ int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, con
                            "byte 0x%02x at %zu does not belong into a host name or address",
                            (unsigned char)host[i], i);
     (void)snprintf(port_text, sizeof port_text, "%u", port);
-    if (resolver_ask(&found, host, port_text, AI_NUMERICHOST) != 0)
-        return look_up(out, host, port_text, field, p, e);
+    if (resolver_ask(&found, host, port_text, AF_UNSPEC, AI_NUMERICHOST) != 0)
+        return look_up(out, host, port, field, p, e);
     rc = copy_out(out, host, found, field, e);
     freeaddrinfo(found);
     return rc;
+}
+
+/* all of a name, without waiting */
+
+int resolve_start(struct resolve_lookup **out, const char *host, uint16_t port,
+                  const struct resolve_all *before, int event_fd, struct err *e)
+{
+    struct resolve_lookup *l;
+
+    if (lookup_new(&l, host, port, fcntl(event_fd, F_DUPFD_CLOEXEC, 0), e) != 0)
+        return -1;
+    for (size_t i = 0; before != NULL && i < before->n; i++)
+        l->needs[before->items[i][0] == '['] = true;
+    if (lookup_start(l, e) != 0) {
+        lookup_unref(l);
+        return -1;
+    }
+    *out = l;
+    return 0;
+}
+
+bool resolve_ended(const struct resolve_lookup *l)
+{
+    return atomic_load_explicit(&l->done, memory_order_acquire);
+}
+
+bool resolve_has(const struct resolve_all *all, const char *address)
+{
+    for (size_t i = 0; i < all->n; i++)
+        if (strcmp(all->items[i], address) == 0)
+            return true;
+    return false;
+}
+
+static int add_address(struct resolve_all *out, const struct addrinfo *a, struct err *e)
+{
+    char text[CIDR_ADDR_TEXT_CAP];
+
+    if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+        return 0;
+    if (resolve_has(out, cidr_addr_text(a->ai_addr, text)))
+        return 0;
+    if (out->n == RESOLVE_ALL_MAX)
+        return err_set(e, ERR_TOO_LARGE, "", "the name has more than %d addresses",
+                       (int)RESOLVE_ALL_MAX);
+    memcpy(out->items[out->n++], text, sizeof text);
+    return 0;
+}
+
+int resolve_take(const struct resolve_lookup *l, struct resolve_all *out, struct err *e)
+{
+    out->n = 0;
+    if (l->rc != 0)
+        return resolver_refuse(l->host, l->rc, l->errnum, "", e);
+    for (const struct addrinfo *a = l->found; a != NULL; a = a->ai_next)
+        if (add_address(out, a, e) != 0)
+            return -1;
+    for (const struct addrinfo *a = l->more; a != NULL; a = a->ai_next)
+        if (add_address(out, a, e) != 0)
+            return -1;
+    return out->n > 0 ? 0 : err_set(e, ERR_BAD_REQUEST, "", "host '%s' has no IP address", l->host);
+}
+
+void resolve_drop(struct resolve_lookup *l)
+{
+    if (l != NULL)
+        lookup_unref(l);
 }

@@ -10,15 +10,18 @@
 #define BATON_BASE_NET_RESOLVE_H
 
 #include "base/err.h"
+#include "base/net/cidr.h"
 #include "base/progress.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
 enum {
     RESOLVE_ADDRS_MAX = 16, /* of one host; further ones are ignored */
+    RESOLVE_ALL_MAX = 256,  /* of one answer of which all are wanted; more are an error */
     RESOLVE_NAME_LEN_MAX = 253,
-    RESOLVE_RUNNING_MAX = 8 /* look-ups at once in this process, abandoned ones included */
+    RESOLVE_RUNNING_MAX = 16 /* look-ups at once in this process, abandoned ones included */
 };
 
 struct resolve_addr {
@@ -44,5 +47,31 @@ struct resolve_addrs {
  *         descriptor) */
 int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, const char *field,
                  const struct progress *p, struct err *e);
+
+/* All addresses of a name, each once, with the port: "10.0.0.3:8000", "[fd00::3]:8000". */
+struct resolve_all {
+    size_t n;
+    char items[RESOLVE_ALL_MAX][CIDR_ADDR_TEXT_CAP];
+};
+
+/* resolve_start - look up all addresses of a host, without waiting.
+ * @before    an earlier answer, or NULL. If it had addresses of a family of which the new one has
+ *            none, that family is asked for by itself: the resolver answers with one family when
+ *            the name server failed for the other
+ * @event_fd  borrowed for the call; written to when the look-up has ended
+ * Threads: any. Blocks: no. Errors: as of resolve_host, but for those of the resolver.
+ *
+ * resolve_ended - has it? Threads: any. resolve_has - is it one of them?
+ * resolve_take - what it found, for one that has ended. Errors: ERR_BAD_REQUEST: the name has no
+ * address; ERR_UNREADABLE: the resolver failed; ERR_TOO_LARGE: more than RESOLVE_ALL_MAX; *out is
+ * then undefined.
+ * resolve_drop - end it, or leave one behind that has not ended. Accepts NULL. */
+struct resolve_lookup;
+int resolve_start(struct resolve_lookup **out, const char *host, uint16_t port,
+                  const struct resolve_all *before, int event_fd, struct err *e);
+bool resolve_has(const struct resolve_all *all, const char *address);
+bool resolve_ended(const struct resolve_lookup *l);
+int resolve_take(const struct resolve_lookup *l, struct resolve_all *out, struct err *e);
+void resolve_drop(struct resolve_lookup *l);
 
 #endif
