@@ -340,6 +340,7 @@ static void call_free(struct http_call *call)
     if (call->watch != NULL)
         call->watch->call = NULL;
     curl_slist_free_all(call->headers);
+    curl_slist_free_all(call->connect_to);
     curl_easy_cleanup(call->easy);
     free(call);
 }
@@ -472,6 +473,15 @@ static int set_where(struct http_call *call, const struct http_call_request *req
 
     if (local)
         SET(call, CURLOPT_UNIX_SOCKET_PATH, url + 5);
+    if (req->target->connect_to != NULL) {
+        char any[HTTP_VALUE_MAX];
+
+        (void)snprintf(any, sizeof any, "::%s", req->target->connect_to);
+        call->connect_to = curl_slist_append(NULL, any);
+        SET(call, CURLOPT_CONNECT_TO, call->connect_to);
+        if (call->connect_to == NULL)
+            return -1;
+    }
     if (req->target->ca_file != NULL) {
         SET(call, CURLOPT_CAINFO, req->target->ca_file);
         /* Else the system's would be trusted too, and read for each connection: 30 ms of the loop
@@ -578,6 +588,7 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     call->head.content_length = -1;
     if (call_prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);
+        curl_slist_free_all(call->connect_to);
         if (call->easy != NULL)
             curl_easy_cleanup(call->easy);
         free(call);

@@ -46,6 +46,8 @@ struct http_target {
     const char *authorization; /* value of the header, or NULL */
     const char *ca_file;       /* PEM, for https: only these are trusted; NULL: the system's, which
                                   are all read for each connection */
+    const char *connect_to;    /* "10.0.0.3:8443": connect there; the URL's host is then only what
+                                  the certificate and the Host header name; NULL: to that host */
 };
 
 /* http_target_check - is the URL one of those? Errors: ERR_BAD_REQUEST at `field`. */

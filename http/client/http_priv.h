@@ -33,7 +33,7 @@ struct http_call {
     struct http_client *client;
     struct http_call *next, **prev_next;
     CURL *easy;
-    struct curl_slist *headers;
+    struct curl_slist *headers, *connect_to;
     struct http_events events;
     struct http_head head;
     bool (*allowed)(const void *arg, const struct sockaddr *addr);
