@@ -195,7 +195,7 @@ static void remove_done(const json_t *a)
 
     (void)printf("%s: removed, %.0f request%s there%s\n", cli_text(a, "upstream"), n,
                  n == 1 ? " still runs" : "s still run",
-                 strcmp(cli_text(a, "origin"), "configuration") == 0
+                 strcmp(cli_text(a, "origin"), "request") != 0
                      ? "; the configuration names it: it is back after SIGHUP or a restart"
                      : "");
 }

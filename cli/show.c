@@ -166,6 +166,21 @@ static void show_faults(const json_t *list)
     }
 }
 
+/* A line for each name that the last look-up did not find. */
+static void show_names(const json_t *names)
+{
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(names, i, row)
+    {
+        if (json_is_object(cli_at(row, "error")))
+            (void)printf("            %s: %s; the %.0f upstreams at its addresses stay\n",
+                         cli_text(row, "name"), cli_text(row, "error.message"),
+                         cli_real(row, "n_addresses"));
+    }
+}
+
 /* A line for each upstream that does not serve, also when enough of the others do. */
 static void show_out_of_rotation(const json_t *list)
 {
@@ -218,6 +233,7 @@ static enum cli_exit show_status(const struct cli *c, const json_t *s)
         (void)printf("upstreams   %.0f of %.0f serving, %.0f needed\n",
                      cli_real(s, "upstreams.n_serving"), cli_real(s, "upstreams.n"),
                      cli_real(s, "upstreams.min_ready"));
+    show_names(cli_at(s, "upstreams.names"));
     show_out_of_rotation(cli_at(s, "upstreams.list"));
     show_warning(cli_at(s, "upstreams"));
     show_faults(cli_at(s, "upstreams.list"));
@@ -258,6 +274,7 @@ static enum cli_exit show_upstreams(const struct cli *c, const json_t *s)
     (void)printf("%.0f of %.0f serving, %.0f needed\n", cli_real(s, "n_serving"), cli_real(s, "n"),
                  cli_real(s, "min_ready"));
     rc = stage_show(c);
+    show_names(cli_at(s, "names"));
     show_warning(s);
     show_faults(list);
     (void)printf("%-*s %-6s %-7s %-9s %-*s %7s %-10s  %s\n", url, "UPSTREAM", "KIND", "FROM",

@@ -37,6 +37,7 @@ static struct upstreams_cfg cfg_of(const struct config *c)
         .n_queue_max = {[FLEET_GENERATE] = c->generate_queue, [FLEET_TEXT] = c->detokenize_queue},
         .probe_interval_us = c->probe_interval * 1000,
         .probe_timeout_us = c->probe_timeout * 1000,
+        .dns_interval_us = c->dns_interval * 1000,
         .generation_probe_every = GENERATION_PROBE_EVERY,
     };
 }
@@ -124,12 +125,13 @@ static void warn_of_batons_only(struct upstreams *u, enum fleet_prove prove)
 /* Engines may be added later, so it is no error. */
 static void warn_of_min_ready(struct upstreams *u)
 {
+    struct upstream_name_info name;
     struct fleet_stats s;
     size_t n_missing;
 
     fleet_stats(upstreams_fleet(u), &s);
-    if (s.n_upstreams >= s.min_ready)
-        return;
+    if (s.n_upstreams >= s.min_ready || upstreams_name(u, 0, &name))
+        return; /* those of names come later */
     n_missing = s.min_ready - s.n_upstreams;
     log_line(
         LOG_WARN, "upstreams.too_few",
@@ -200,7 +202,8 @@ static int serve_upstreams(struct server *s, struct err *e)
     if (listeners_open(&s->listeners, &s->app, s->life.boot_id, e) != 0)
         return -1;
     fleet_control_watch(s->fleet.control);
-    return upstreams_start(s->fleet.upstreams, e);
+    return upstreams_start(s->fleet.upstreams, e) == 0 ? upstreams_look_up(s->fleet.upstreams, e)
+                                                       : -1;
 }
 
 int server_build_fleet(struct server *s, struct err *e)
@@ -237,7 +240,8 @@ bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap)
     struct fleet_stats s;
     struct err e = {0};
 
-    if (upstreams_reload(fleet->upstreams, &e) != 0) {
+    if (upstreams_reload(fleet->upstreams, &e) != 0 ||
+        upstreams_look_up(fleet->upstreams, &e) != 0) {
         (void)snprintf(text, cap, "kept: %.120s: %.240s", e.field, e.msg);
         return false;
     }
@@ -275,10 +279,16 @@ static void put_upstream(const struct upstream *it, FILE *to)
 static void put_upstreams(struct upstreams *u, FILE *to)
 {
     struct upstream_list *all = upstreams_list(u);
+    struct upstream_name_info name;
 
     for (size_t i = 0; i < all->n; i++)
         put_upstream(all->items[i], to);
     upstream_list_unref(all);
+    for (size_t i = 0; upstreams_name(u, i, &name); i++)
+        (void)fprintf(to,
+                      "upstreams: those at the addresses of %s: not checked, it is looked up "
+                      "when the server runs\n",
+                      name.name);
 }
 
 static void put_spec(const struct model_spec *spec, const char *from, FILE *to)

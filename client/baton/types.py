@@ -318,11 +318,25 @@ class Status(TypedDict, total=False):
     nccl: StatusNccl
 
 
+class UpstreamsNamesItemError(TypedDict, total=False):
+    code: ErrorCode
+    message: str
+
+
+class UpstreamsNamesItem(TypedDict, total=False):
+    name: str
+    n_addresses: int
+    last_answered_s: Optional[float]
+    n_failures: int
+    error: Optional[UpstreamsNamesItemError]
+
+
 class Upstreams(TypedDict, total=False):
     min_ready: int
     n_serving: int
     n: int
     warning: Optional[str]
+    names: List[UpstreamsNamesItem]
     list: List[Upstream]
 
 
@@ -368,7 +382,7 @@ class UpstreamProof(TypedDict, total=False):
 class Upstream(TypedDict, total=False):
     upstream: str
     dialect: Literal["baton", "vllm", "sglang"]
-    origin: Literal["configuration", "request"]
+    origin: Literal["configuration", "request", "name"]
     state: Literal["serving", "not_ready", "unsynced", "fenced", "refused", "down", "unknown",
         "removed"]
     weight_version: Optional[str]

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char scheme[] = "Bearer ";
+static const char scheme[] = "Bearer ", name_scheme[] = "dns+";
 
 void upstream_config_free(struct upstream_config *s)
 {
@@ -24,6 +24,7 @@ void upstream_config_free(struct upstream_config *s)
     free(s->key_file);
     free(s->entry);
     free(s->ca_file);
+    free(s->name_url);
     free(s->url);
     free(s);
 }
@@ -32,7 +33,14 @@ void upstream_config_list_fini(struct upstream_config_list *l)
 {
     for (size_t i = 0; i < l->n; i++)
         upstream_config_free(l->items[i]);
-    l->n = 0;
+    for (size_t i = 0; i < l->n_names; i++)
+        upstream_config_free(l->names[i]);
+    l->n = l->n_names = 0;
+}
+
+const char *upstream_config_origin(const struct upstream_config *s)
+{
+    return s->by_name ? "name" : s->requested ? "request" : "configuration";
 }
 
 static bool text_same(const char *a, const char *b)
@@ -49,6 +57,7 @@ bool upstream_config_same_entry(const struct upstream_config *a, const struct up
 bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b)
 {
     return upstream_config_same_entry(a, b) && a->requested == b->requested &&
+           a->by_name == b->by_name && text_same(a->name_url, b->name_url) &&
            text_same(a->authorization, b->authorization);
 }
 
@@ -288,7 +297,7 @@ static int parse_entry(struct upstream_config **out, const char *text, const cha
     if (reject_two_urls(s->url, field, e) != 0 || http_target_check(s->url, field, e) != 0 ||
         read_fields(s, comma, field, e) != 0)
         goto free_config;
-    s->target = (struct http_target){s->url, s->authorization, s->ca_file};
+    s->target = (struct http_target){s->url, s->authorization, s->ca_file, NULL};
     warn_of_plain_key(s);
     warn_of_no_port(s);
     *out = s;
@@ -299,27 +308,109 @@ free_config:
     return -1;
 }
 
+/* The port is given, since it is that of each engine. */
+static int check_name(const struct upstream_config *s, const char *field, struct err *e)
+{
+    if (s->url[0] == 'h' && strchr(s->url, '[') == NULL && http_target_port_meant(s->url) == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "'dns+%.200s' is none of dns+http://NAME:PORT, dns+https://NAME:PORT", s->url);
+}
+
+static bool is_listed(struct upstream_config *const *items, size_t n, const char *url)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(items[i]->url, url) == 0)
+            return true;
+    return false;
+}
+
+static int add_to(struct upstream_config **items, size_t *n, size_t max, struct upstream_config *s,
+                  const char *what, const char *field, struct err *e)
+{
+    if (*n == max)
+        return err_set(e, ERR_BAD_REQUEST, field, "more than %zu %s", max, what);
+    if (is_listed(items, *n, s->url))
+        return err_set(e, ERR_BAD_REQUEST, field, "'%.200s' is given twice", s->url);
+    items[(*n)++] = s;
+    return 0;
+}
+
 int upstream_config_list_add(struct upstream_config_list *l, const char *text, const char *field,
                              struct err *e)
 {
+    bool name = strncmp(text, name_scheme, sizeof name_scheme - 1) == 0;
     struct upstream_config *s;
+    int rc;
 
     if (strnlen(text, UPSTREAM_CONFIG_LEN_MAX + 1) > UPSTREAM_CONFIG_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "an entry is longer than %d bytes",
                        UPSTREAM_CONFIG_LEN_MAX);
-    if (l->n == FLEET_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field, "more than %d upstreams", FLEET_MAX);
-    if (parse_entry(&s, text, field, e) != 0)
+    if (parse_entry(&s, name ? text + sizeof name_scheme - 1 : text, field, e) != 0)
         return -1;
-    for (size_t i = 0; i < l->n; i++) {
-        if (strcmp(l->items[i]->url, s->url) != 0)
-            continue;
-        (void)err_set(e, ERR_BAD_REQUEST, field, "'%.200s' is given twice", s->url);
+    if (name)
+        rc = check_name(s, field, e) == 0 ? add_to(l->names, &l->n_names, UPSTREAM_NAMES_MAX, s,
+                                                   "names of upstreams", field, e)
+                                          : -1;
+    else
+        rc = add_to(l->items, &l->n, FLEET_MAX, s, "upstreams", field, e);
+    if (rc != 0)
         upstream_config_free(s);
-        return -1;
+    return rc;
+}
+
+/* NULL stays NULL. @failed  set if there is no memory */
+static char *copy_text(const char *text, bool *failed)
+{
+    char *copy = text != NULL ? strdup(text) : NULL;
+
+    *failed = *failed || (text != NULL && copy == NULL);
+    return copy;
+}
+
+/* A certificate is that of the name, and so the URL that libcurl gets has the name. Of plain http
+ * it has the address, which every engine accepts as a Host. */
+static struct upstream_config *config_at(const struct upstream_config *name, const char *address)
+{
+    bool tls = strncmp(name->url, "https", strlen("https")) == 0, failed = false;
+    const char *prefix = tls ? "https://" : "http://";
+    size_t cap = strlen(prefix) + strlen(address) + 1;
+    struct upstream_config *s = calloc(1, sizeof *s);
+
+    if (s == NULL)
+        return NULL;
+    s->kind = name->kind;
+    s->by_name = true;
+    s->url = malloc(cap);
+    s->entry = copy_text(name->entry, &failed);
+    s->key_file = copy_text(name->key_file, &failed);
+    s->ca_file = copy_text(name->ca_file, &failed);
+    s->authorization = copy_text(name->authorization, &failed);
+    s->name_url = copy_text(tls ? name->url : NULL, &failed);
+    if (s->url == NULL || failed) {
+        upstream_config_free(s);
+        return NULL;
     }
-    l->items[l->n++] = s;
-    return 0;
+    (void)snprintf(s->url, cap, "%s%s", prefix, address);
+    s->target = (struct http_target){tls ? s->name_url : s->url, s->authorization, s->ca_file,
+                                     tls ? s->url + strlen(prefix) : NULL};
+    return s;
+}
+
+int upstream_config_list_add_address(struct upstream_config_list *l,
+                                     const struct upstream_config *name, const char *address,
+                                     struct err *e)
+{
+    struct upstream_config *s = config_at(name, address);
+    int rc = 0;
+
+    if (s == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an upstream");
+    if (!is_listed(l->items, l->n, s->url) &&
+        (rc = add_to(l->items, &l->n, FLEET_MAX, s, "upstreams", "", e)) == 0)
+        return 0;
+    upstream_config_free(s);
+    return rc;
 }
 
 /* The line without its comment and surrounding blanks; may be "". */
@@ -388,7 +479,7 @@ int upstream_config_list_read(struct upstream_config_list *out, const char *cons
             goto free_list;
     if (file != NULL && upstream_config_add_file(&l, file, e) != 0)
         goto free_list;
-    if (l.n == 0 && file == NULL) {
+    if (l.n + l.n_names == 0 && file == NULL) {
         (void)err_set(e, ERR_BAD_REQUEST, "--upstream", "no upstream is given");
         goto free_list;
     }

@@ -1,5 +1,6 @@
 /* The configuration of upstream engines: parses entries
- * "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]" into an address, an API and a key. */
+ * "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]" into an address, an API and a key. An entry of a
+ * name, "dns+http://NAME:PORT…", stands for an engine at each address of it (upstream_names.h). */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAM_CONFIG_H
 #define BATON_FLEET_MEMBERS_UPSTREAM_CONFIG_H
 
@@ -13,7 +14,8 @@
 
 enum {
     UPSTREAM_CONFIG_LEN_MAX = 4096, /* bytes of one entry */
-    UPSTREAM_CONFIG_KEY_MAX = 4096  /* bytes of a key */
+    UPSTREAM_CONFIG_KEY_MAX = 4096, /* bytes of a key */
+    UPSTREAM_NAMES_MAX = 8          /* entries of names */
 };
 
 struct upstream_config {
@@ -21,10 +23,15 @@ struct upstream_config {
     enum upstream_kind kind;
     char *url, *ca_file, *authorization; /* owned; the last is wiped before it is freed */
     char *key_file, *entry;              /* owned; entry: as it was given */
+    char *name_url;                      /* owned; https, by name: what the target's URL is */
     bool requested;                      /* added by a request, not by the configuration */
+    bool by_name;                        /* found at an address of a name of the configuration */
     struct upstream_config *next;        /* of those that upstreams_retain keeps */
 };
 void upstream_config_free(struct upstream_config *s); /* accepts NULL */
+
+/* upstream_config_origin - static: "configuration", "request" or "name". */
+const char *upstream_config_origin(const struct upstream_config *s);
 
 /* upstream_config_same - are all members equal? The entries need not be. */
 bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b);
@@ -35,6 +42,9 @@ bool upstream_config_same_entry(const struct upstream_config *a, const struct up
 struct upstream_config_list {
     struct upstream_config *items[FLEET_MAX]; /* each owned; set to NULL to move one out */
     size_t n;
+    struct upstream_config *names[UPSTREAM_NAMES_MAX]; /* the same of names: url is that of the name
+                                                          without "dns+" */
+    size_t n_names;
 };
 void upstream_config_list_fini(struct upstream_config_list *l); /* accepts a zeroed one */
 
@@ -52,7 +62,13 @@ int upstream_config_list_read(struct upstream_config_list *out, const char *cons
                               size_t n, const char *file, struct err *e);
 
 /* upstream_config_list_add - add one entry that a request gave. As upstream_config_list_read.
- * @field  for errors */
+ * @field  for errors
+ * upstream_config_list_add_address - add the engine at an address of a name, unless the list has an
+ * entry with its URL.
+ * @address  of struct resolve_all. Errors: ERR_BAD_REQUEST: more than FLEET_MAX; ERR_NO_MEMORY. */
+int upstream_config_list_add_address(struct upstream_config_list *l,
+                                     const struct upstream_config *name, const char *address,
+                                     struct err *e);
 int upstream_config_list_add(struct upstream_config_list *l, const char *entry, const char *field,
                              struct err *e);
 

@@ -10,8 +10,10 @@
 #include "base/log.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 enum {
     LIVE_ROUND_MAX_US = 60000000
@@ -37,9 +39,9 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
     bool bad = m->from == UPSTREAM_SERVING || m->to == UPSTREAM_DOWN ||
                m->to == UPSTREAM_AUTH_FAILED;
     enum log_level level = bad ? LOG_WARN : LOG_INFO;
+    struct upstreams *u = arg;
     struct log_rec r;
 
-    (void)arg;
     log_begin(&r, level, "upstream.state");
     log_str(&r, "upstream", m->name);
     log_str(&r, "from", upstream_state_name(m->from));
@@ -51,6 +53,8 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
     if (m->is_last)
         log_u64(&r, "suppressed_for_s", FLEET_REPORTS_US / 1000000);
     log_event(&r);
+    if (m->to == UPSTREAM_DOWN)
+        upstream_names_ask(u);
 }
 
 size_t upstreams_n_needed(const struct upstreams *u, size_t n)
@@ -110,7 +114,14 @@ static int make_prober(struct upstreams *u, struct err *e)
 static int init_members(struct upstreams *u, struct upstream_config_list *list, struct err *e)
 {
     struct loop_cfg loop = {.name = "upstream"};
+    struct upstream_names *names;
 
+    u->names_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (u->names_fd < 0)
+        return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot make an event for names");
+    if (upstream_names_prepare(u, &names, list, e) != 0)
+        return -1;
+    upstream_names_replace(u, names, list);
     if (make_fleet(u, list, e) != 0 || loop_new(&u->loop, &loop, e) != 0)
         return -1;
     return http_client_new(&u->client, u->loop, e) == 0 ? make_prober(u, e) : -1;
@@ -133,6 +144,7 @@ int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struc
     cnd_init(&u->ended);
     cnd_init(&u->changed);
     u->cfg = *cfg;
+    u->names_fd = -1;
     u->stop = (struct loop_item){.run = upstreams_fail_calls, .arg = u};
     u->down_check = (struct loop_timer){.fire = upstreams_check_down, .arg = u};
     rc = init_members(u, &list, e);
@@ -155,6 +167,7 @@ void upstreams_stop(struct upstreams *u)
 
     if (u == NULL || u->loop == NULL)
         return;
+    upstream_names_stop(u);
     mtx_lock(&u->lock);
     stopped = u->stopped;
     u->stopped = true;
@@ -182,6 +195,7 @@ void upstreams_free(struct upstreams *u)
     http_client_free(u->client);
     loop_free(u->loop);
     fleet_free(u->fleet);
+    upstream_names_free(u);
     for (struct upstream_config *k = u->retained; k != NULL; k = next) {
         next = k->next;
         upstream_config_free(k);

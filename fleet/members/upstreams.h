@@ -6,11 +6,12 @@
  * (upstreams_add). A new engine starts with state "unknown"; a removed one gets no more requests,
  * and those that run there may finish. An engine that was added by a request stays over SIGHUP, and
  * belongs to the configuration once that names it; one of the configuration that a request removed
- * is back after SIGHUP. */
+ * is back after SIGHUP. Engines by name: upstream_names.h. */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAMS_H
 #define BATON_FLEET_MEMBERS_UPSTREAMS_H
 
 #include "base/err.h"
+#include "base/net/resolve.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 #include "fleet/members/upstream_fanout.h"
@@ -32,6 +33,7 @@ struct upstreams_cfg {
     size_t n_permits[FLEET_QUEUES], n_queue_max[FLEET_QUEUES];
     uint64_t probe_interval_us, probe_timeout_us;
     unsigned generation_probe_every; /* as in prober_cfg */
+    uint64_t dns_interval_us;        /* between two look-ups of a name */
 };
 
 /* upstreams_new - read the configuration; no request is sent yet.
@@ -41,8 +43,13 @@ struct upstreams_cfg {
  *          ERR_NO_MEMORY */
 int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struct err *e);
 
-/* upstreams_start - start the thread and the probes. Errors: ERR_INTERNAL. */
+/* upstreams_start - start the threads and the probes. Errors: ERR_INTERNAL. */
 int upstreams_start(struct upstreams *u, struct err *e);
+
+/* upstreams_look_up - start the thread that looks names up, if there are names and it does not run:
+ * after upstreams_start, and after each upstreams_reload. upstreams_stop ends it. Threads: main.
+ * Errors: ERR_INTERNAL. */
+int upstreams_look_up(struct upstreams *u, struct err *e);
 
 /* upstreams_reload - read the file and all keys again. If there are FLEET_MAX engines, a new one
  * takes the place of the removed one that joined first of those which nothing refers to any more.
@@ -84,6 +91,17 @@ struct upstream_list *upstreams_list(struct upstreams *u);
 /* upstreams_find - the engine with this name; a reference. Threads: any.
  * Errors: ERR_NOT_FOUND, with a few names that exist. */
 int upstreams_find(struct upstreams *u, const char *name, struct upstream **out, struct err *e);
+
+/* upstreams_name - the i-th name of the configuration. Returns: false: there are fewer. Threads:
+ * any. */
+struct upstream_name_info {
+    char name[RESOLVE_NAME_LEN_MAX + sizeof "dns+https://:65535"]; /* "dns+http://NAME:PORT" */
+    size_t n_addresses;                                            /* of its last answer */
+    uint64_t answered_us; /* when that came (base/clock.h); 0: never */
+    uint64_t n_failures;  /* look-ups without one */
+    struct err why;       /* clean: the last look-up was answered */
+};
+bool upstreams_name(struct upstreams *u, size_t i, struct upstream_name_info *out);
 
 /* upstreams_remove - remove an engine: it gets no more requests, and those that run there may
  * finish. The last one may be removed too.

@@ -91,7 +91,7 @@ static void upstreams_change_log_change(const char *what, const struct upstream_
     log_begin(&r, LOG_INFO, what);
     log_str(&r, "upstream", s->url);
     log_str(&r, "dialect", upstream_kind_name(s->kind));
-    log_str(&r, "origin", s->requested ? "request" : "configuration");
+    log_str(&r, "origin", upstream_config_origin(s));
     log_event(&r);
 }
 
@@ -173,9 +173,7 @@ static int apply_change(struct upstreams *u, struct upstream_config_list *list, 
 
 /* ---- one change at a time ---- */
 
-/* Until change_end no other thread changes the table. No lock is held meanwhile, so files can be
- * read. Blocks: up to UPSTREAMS_CHANGE_WAIT_US. Errors: ERR_CONFLICT. */
-static int change_begin(struct upstreams *u, struct err *e)
+int upstreams_change_begin(struct upstreams *u, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(UPSTREAMS_CHANGE_WAIT_US);
     bool in_time = true, mine;
@@ -192,7 +190,7 @@ static int change_begin(struct upstreams *u, struct err *e)
                           UPSTREAMS_CHANGE_WAIT_US / 1000000);
 }
 
-static void change_end(struct upstreams *u)
+void upstreams_change_end(struct upstreams *u)
 {
     mtx_lock(&u->lock);
     u->changing = false;
@@ -224,17 +222,44 @@ static int add_requested(const struct upstream_list *all, struct upstream_config
     return 0;
 }
 
+/* Engines at the addresses that are known of the names. */
+static int add_named(const struct upstreams *u, struct upstream_config_list *list, struct err *e)
+{
+    for (size_t i = 0; i < list->n_names; i++) {
+        const struct upstream_name *n = upstream_names_find(u, list->names[i]->url);
+
+        for (size_t k = 0; n != NULL && k < n->answer.n; k++)
+            if (upstream_config_list_add_address(list, list->names[i], n->answer.items[k], e) != 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int reload_list(struct upstreams *u, struct upstream_config_list *list, struct err *e)
+{
+    upstream_list_auto *all = upstreams_list(u);
+    struct upstream_names *names;
+
+    if (add_requested(all, list, e) != 0 || add_named(u, list, e) != 0 ||
+        upstream_names_prepare(u, &names, list, e) != 0)
+        return -1;
+    if (apply_change(u, list, false, NULL, "--upstream-file", e) != 0) {
+        free(names);
+        return -1;
+    }
+    upstream_names_replace(u, names, list);
+    return 0;
+}
+
 static int reload(struct upstreams *u, struct err *e)
 {
     const struct upstreams_cfg *cfg = &u->cfg;
-    upstream_list_auto *all = upstreams_list(u);
     struct upstream_config_list list;
-    int rc = -1;
+    int rc;
 
     if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
         return -1;
-    if (add_requested(all, &list, e) == 0)
-        rc = apply_change(u, &list, false, NULL, "--upstream-file", e);
+    rc = reload_list(u, &list, e);
     upstream_config_list_fini(&list);
     return rc;
 }
@@ -243,10 +268,10 @@ int upstreams_reload(struct upstreams *u, struct err *e)
 {
     int rc;
 
-    if (change_begin(u, e) != 0)
+    if (upstreams_change_begin(u, e) != 0)
         return -1;
     rc = reload(u, e);
-    change_end(u);
+    upstreams_change_end(u);
     return rc;
 }
 
@@ -308,13 +333,16 @@ static int add_by_request(struct upstreams *u, const char *entry, struct upstrea
 {
     upstream_list_auto *all = upstreams_list(u);
     struct upstream_config_list list = {.n = 0};
-    int rc = -1;
+    int rc;
 
-    if (upstream_config_check_files(entry, is_configured_file, all, request_field, e) == 0 &&
-        upstream_config_list_add(&list, entry, request_field, e) == 0) {
-        rc = add_one(u, all, &list, out, e);
-        upstream_config_list_fini(&list);
-    }
+    if (upstream_config_check_files(entry, is_configured_file, all, request_field, e) != 0 ||
+        upstream_config_list_add(&list, entry, request_field, e) != 0)
+        return -1;
+    rc = list.n > 0 ? add_one(u, all, &list, out, e)
+                    : err_set(e, ERR_BAD_REQUEST, request_field,
+                              "a name is for the configuration: give it to --upstream or "
+                              "--upstream-file");
+    upstream_config_list_fini(&list);
     return rc;
 }
 
@@ -322,10 +350,10 @@ int upstreams_add(struct upstreams *u, const char *entry, struct upstream **out,
 {
     int rc;
 
-    if (change_begin(u, e) != 0)
+    if (upstreams_change_begin(u, e) != 0)
         return -1;
     rc = add_by_request(u, entry, out, e);
-    change_end(u);
+    upstreams_change_end(u);
     return rc;
 }
 
@@ -335,15 +363,81 @@ int upstreams_remove(struct upstreams *u, const char *name, struct upstream **ou
     struct upstream *found = NULL;
     int rc;
 
-    if (change_begin(u, e) != 0)
+    if (upstreams_change_begin(u, e) != 0)
         return -1;
     rc = upstreams_find(u, name, &found, e);
     if (rc == 0)
         rc = apply_change(u, &none, true, found, request_field, e);
-    change_end(u);
+    upstreams_change_end(u);
     if (rc == 0)
         *out = found;
     else
         upstream_unref(found);
+    return rc;
+}
+
+/* ---- by the addresses of a name ---- */
+
+/* Where the host begins in its URL. */
+static const char *authority_of(const struct upstream_config *s)
+{
+    return strstr(s->url, "://") + strlen("://");
+}
+
+static bool same_scheme(const struct upstream_config *a, const struct upstream_config *b)
+{
+    return authority_of(a) - a->url == authority_of(b) - b->url;
+}
+
+/* An engine that was found by a name, and that no name has any more. */
+static bool has_left(const struct upstreams *u, const struct upstream_name *n,
+                     const struct resolve_all *found, const struct upstream *it)
+{
+    const struct upstream_config *s = upstream_config(it);
+
+    if (upstream_is_removed(it) || !s->by_name || !same_scheme(s, n->config) ||
+        !resolve_has(&n->answer, authority_of(s)) || resolve_has(found, authority_of(s)))
+        return false;
+    for (size_t i = 0; i < u->names->n; i++)
+        if (&u->names->items[i] != n && same_scheme(s, u->names->items[i].config) &&
+            resolve_has(&u->names->items[i].answer, authority_of(s)))
+            return false;
+    return true;
+}
+
+/* @list  out: of addresses that are new; one with an engine keeps it as it is */
+static int list_joining(const struct upstream_list *all, const struct upstream_name *n,
+                        const struct resolve_all *found, struct upstream_config_list *list,
+                        struct err *e)
+{
+    for (size_t i = 0; i < found->n; i++) {
+        const struct upstream *there;
+
+        if (resolve_has(&n->answer, found->items[i]))
+            continue;
+        if (upstream_config_list_add_address(list, n->config, found->items[i], e) != 0)
+            return -1;
+        there = upstreams_find_any(all, list->items[list->n - 1]->url);
+        if (there != NULL && !upstream_is_removed(there))
+            upstream_config_free(list->items[--list->n]);
+    }
+    return 0;
+}
+
+int upstreams_change_addresses(struct upstreams *u, const struct upstream_name *n,
+                               const struct resolve_all *found, struct err *e)
+{
+    upstream_list_auto *all = upstreams_list(u);
+    struct upstream_config_list list = {.n = 0};
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < all->n; i++)
+        if (has_left(u, n, found, all->items[i]))
+            rc = apply_change(u, &list, true, all->items[i], "", e);
+    if (rc == 0)
+        rc = list_joining(all, n, found, &list, e);
+    if (rc == 0 && list.n > 0)
+        rc = apply_change(u, &list, true, NULL, "", e);
+    upstream_config_list_fini(&list);
     return rc;
 }

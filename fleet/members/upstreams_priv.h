@@ -6,6 +6,7 @@
 #include "base/mtx.h"
 #include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
+#include "fleet/members/upstream_names.h"
 #include "fleet/members/upstreams.h"
 
 /* One call of upstreams_call; lives on its caller's stack. */
@@ -30,8 +31,9 @@ struct upstreams {
     bool changing; /* one thread changes engines, and alone may read what they have without it */
     void (*left_rotation)(void *arg);
     void *left_rotation_arg;
-    struct cnd ended;   /* a batch has ended, was posted or has an answer */
-    struct cnd changed; /* `changing` is false */
+    struct cnd ended;             /* a batch has ended, was posted or has an answer */
+    struct cnd changed;           /* `changing` is false */
+    struct upstream_names *names; /* owned; the thread of the change reads it without the lock */
 
     upstreams_joined_fn *joined; /* immutable since upstreams_start; NULL: nothing to call */
     void *joined_arg;
@@ -46,6 +48,12 @@ struct upstreams {
 
     /* All that are, or were, in the table; owned; of the thread that set `changing`. */
     struct upstream_config *retained;
+
+    bool names_run; /* main's thread, and so is the next */
+    pthread_t names_thread;
+
+    int names_fd;                      /* immutable; owned; wakes the thread of the names */
+    atomic_bool names_stop, names_ask; /* relaxed: hints, and a wake-up follows */
 };
 
 /* upstreams_find_any - the engine with this name in the list, or a removed one; NULL: none. */
@@ -56,6 +64,17 @@ struct upstream *upstreams_find_any(const struct upstream_list *list, const char
  * of the change. */
 const struct upstream_config *upstreams_retain(struct upstreams *u,
                                                struct upstream_config_list *list, size_t i);
+
+/* upstreams_change_begin - until upstreams_change_end no other thread changes the table. No lock is
+ * held meanwhile, so files can be read. Blocks: up to UPSTREAMS_CHANGE_WAIT_US. Errors:
+ * ERR_CONFLICT. */
+int upstreams_change_begin(struct upstreams *u, struct err *e);
+void upstreams_change_end(struct upstreams *u);
+
+/* upstreams_change_addresses - a name has other addresses now than n->answer: engines join and
+ * leave. Threads: of the change. Errors: as of upstreams_add; no engine has joined then. */
+int upstreams_change_addresses(struct upstreams *u, const struct upstream_name *n,
+                               const struct resolve_all *found, struct err *e);
 
 /* upstreams_fail_calls - end all calls under way with ERR_DRAINING. @arg  struct upstreams.
  * Threads: the loop's, or any if it never started. */

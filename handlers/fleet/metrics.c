@@ -112,6 +112,28 @@ static void put_proofs(const struct rows *rows, struct buf *out)
                      rows->items[i].n_proofs[s]);
 }
 
+static void put_names(struct upstreams *u, struct buf *out)
+{
+    static const char found[] = "baton_upstream_name_addresses",
+                      failed[] = "baton_upstream_name_failures_total",
+                      answered[] = "baton_upstream_name_last_answered_seconds";
+    struct upstream_name_info info;
+    uint64_t now = clock_now_us();
+
+    prom_head(out, found, "gauge", "Addresses of a name of upstreams, in its last answer");
+    for (size_t i = 0; upstreams_name(u, i, &info); i++)
+        prom_u64(out, found, LABELS({"name", info.name}), info.n_addresses);
+    prom_head(out, failed, "counter",
+              "Look-ups of a name that failed, were late, or found no address");
+    for (size_t i = 0; upstreams_name(u, i, &info); i++)
+        prom_u64(out, failed, LABELS({"name", info.name}), info.n_failures);
+    prom_head(out, answered, "gauge", "Time since the last answer of a name");
+    for (size_t i = 0; upstreams_name(u, i, &info); i++)
+        if (info.answered_us > 0)
+            prom_seconds(out, answered, LABELS({"name", info.name}),
+                         now > info.answered_us ? now - info.answered_us : 0);
+}
+
 static void put_lanes(const struct fleet_stats *s, struct buf *out)
 {
 #define FAMILY(name, type, help, field)                                                            \
@@ -162,6 +184,7 @@ void metrics_fleet(struct app *app, struct buf *out)
         "Longest iteration of the loop of control requests in the last 30 to 60 seconds",
         loop_lag_max_us(upstreams_loop(app->fleet->upstreams)));
     put_lanes(&s, out);
+    put_names(app->fleet->upstreams, out);
     if (app->fleet->adapter_dir != NULL)
         prom_one(out, "baton_adapter_dir_bytes", "gauge",
                  "Bytes of adapters in --adapter-dir, which upstreams that lack them load again",

@@ -24,15 +24,14 @@ static int shown_len(const char *msg)
 }
 
 /* Appends "; http://…: down, connection refused", if it fits. */
-static void append_reason(char *text, size_t *len, const char *name,
-                          const struct upstream_info *info)
+static void append_reason(char *text, size_t *len, const char *name, const char *state,
+                          const char *msg)
 {
     char one[256];
-    const char *msg = info->error.why.msg;
     int len_shown = shown_len(msg);
     const char *rest = msg[len_shown] != '\0' ? " …" : "";
-    int n = snprintf(one, sizeof one, "; %.80s: %s%s%.*s%s", name, upstream_state_name(info->state),
-                     *msg != '\0' ? ", " : "", len_shown, msg, rest);
+    int n = snprintf(one, sizeof one, "; %.80s: %s%s%.*s%s", name, state,
+                     *state != '\0' && *msg != '\0' ? ", " : "", len_shown, msg, rest);
 
     if (n < 0 || (size_t)n >= sizeof one || *len + (size_t)n >= WHY_ALL_MAX)
         return;
@@ -47,12 +46,17 @@ static int refuse_too_few(const struct app *app, const struct fleet_stats *s, st
     size_t len = 0;
     char text[WHY_ALL_MAX] = "";
     struct upstream_info info;
+    struct upstream_name_info name;
 
     for (size_t i = 0; i < all->n; i++) {
         fleet_info(f, all->items[i], &info);
         if (!upstream_is_removed(all->items[i]) && info.state != UPSTREAM_SERVING)
-            append_reason(text, &len, upstream_name(all->items[i]), &info);
+            append_reason(text, &len, upstream_name(all->items[i]), upstream_state_name(info.state),
+                          info.error.why.msg);
     }
+    for (size_t i = 0; upstreams_name(app->fleet->upstreams, i, &name); i++)
+        if (name.why.code != ERR_NONE)
+            append_reason(text, &len, name.name, "", name.why.msg);
     return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",
                    s->n_serving, s->n_upstreams, s->min_ready, text);
 }

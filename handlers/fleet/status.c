@@ -58,7 +58,7 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
         "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:o, "
         "s:o}",
         "upstream", upstream_name(upstream), "dialect", upstream_kind_name(upstream_kind(upstream)),
-        "origin", upstream_config(upstream)->requested ? "request" : "configuration", "state",
+        "origin", upstream_config_origin(upstream_config(upstream)), "state",
         upstream_state_name(info->state), "weight_version", fleet_text_or_null(info->report.label),
         "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
         "process", fleet_text_or_null(info->report.process), "outstanding", "generate",
@@ -137,6 +137,16 @@ static json_t *all_upstreams_json(const struct app *app)
     return list;
 }
 
+static json_t *names_json(const struct app *app)
+{
+    json_t *list = json_array();
+    struct upstream_name_info info;
+
+    for (size_t i = 0; upstreams_name(app->fleet->upstreams, i, &info); i++)
+        list = json_list_append(list, member_write(&info, upstream_name_rows));
+    return list;
+}
+
 static json_t *upstreams_json(const struct app *app)
 {
     struct fleet_stats s;
@@ -144,9 +154,10 @@ static json_t *upstreams_json(const struct app *app)
     bool warns = fleet_proof_warning(app->fleet->control, &differ);
 
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
-    return json_pack("{s:I, s:I, s:I, s:s?, s:o}", "min_ready", (json_int_t)s.min_ready,
+    return json_pack("{s:I, s:I, s:I, s:s?, s:o, s:o}", "min_ready", (json_int_t)s.min_ready,
                      "n_serving", (json_int_t)s.n_serving, "n", (json_int_t)s.n_upstreams,
-                     "warning", warns ? differ.msg : NULL, "list", all_upstreams_json(app));
+                     "warning", warns ? differ.msg : NULL, "names", names_json(app), "list",
+                     all_upstreams_json(app));
 }
 
 /* the status */

@@ -15,7 +15,8 @@ struct engine_result {
 extern const struct member result_reply[];
 
 /* upstream_rows.c */
-extern const struct member upstream_reply[], upstreams_reply[], upstream_ready_reply[];
+extern const struct member upstream_reply[], upstreams_reply[], upstream_ready_reply[],
+    upstream_name_rows[];
 extern const struct member upstreams_proven_reply[];
 extern const struct member reason_rows[];         /* of struct err */
 extern const struct member upstream_error_rows[]; /* of struct upstream_error */

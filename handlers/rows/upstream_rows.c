@@ -1,5 +1,7 @@
 /* What replies contain: the engines of a fleet. See handlers/rows/member.h. */
+#include "base/clock.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/upstreams.h"
 #include "fleet/proof/fleet_proof.h"
 #include "handlers/rows/reply_rows.h"
 
@@ -95,8 +97,9 @@ const struct member proof_rows[] = {
 const struct member upstream_reply[] = {
     {"upstream", M_STRING, .doc = "Its URL, as configured"},
     {"dialect", M_STRING, M_WORDS("baton", "vllm", "sglang")},
-    {"origin", M_STRING, M_WORDS("configuration", "request"),
-     .doc = "request: it was added by POST /v1/upstreams, and the configuration does not name it"},
+    {"origin", M_STRING, M_WORDS("configuration", "request", "name"),
+     .doc = "request: it was added by POST /v1/upstreams, and the configuration does not name it. "
+            "name: it is at an address of a name (`dns+http://…`)"},
     {"state", M_STRING,
      M_WORDS("serving", "not_ready", "unsynced", "fenced", "refused", "down", "unknown", "removed"),
      .doc = "not_ready: it reports that it cannot serve (it starts, drains, or has no weights). "
@@ -152,6 +155,36 @@ const struct member upstream_reply[] = {
     {0},
 };
 
+static json_t *answered_json(const void *from)
+{
+    const struct upstream_name_info *n = from;
+    uint64_t now = clock_now_us();
+
+    if (n->answered_us == 0)
+        return json_null();
+    return json_real(now > n->answered_us ? (double)(now - n->answered_us) / 1e6 : 0.0);
+}
+
+static json_t *name_error_json(const void *from)
+{
+    const struct upstream_name_info *n = from;
+
+    return n->why.code != ERR_NONE ? member_write(&n->why, reason_rows) : json_null();
+}
+
+const struct member upstream_name_rows[] = {
+    {"name", M_STRING, M_IN(struct upstream_name_info, name), .doc = "As configured"},
+    {"n_addresses", M_INT, M_IN(struct upstream_name_info, n_addresses),
+     .doc = "Of the last answer: as many upstreams are there by it"},
+    {"last_answered_s", M_NUMBER | M_NULL, .make = answered_json,
+     .doc = "Seconds since that answer; null: there was none"},
+    {"n_failures", M_INT, M_IN(struct upstream_name_info, n_failures),
+     .doc = "Look-ups that failed, took 5 s or longer, or found no address"},
+    {"error", M_OBJECT | M_NULL, .make = name_error_json, .of = reason_rows,
+     .doc = "Of the last look-up: the upstreams of the answer before it stay"},
+    {0},
+};
+
 const struct member upstreams_reply[] = {
     {"min_ready", M_INT,
      .doc = "How many must serve the current version for the server to be ready"},
@@ -160,6 +193,8 @@ const struct member upstreams_reply[] = {
     {"warning", M_STRING | M_NULL,
      .doc = "Upstreams that serve were found to have different weights, and no majority agrees: "
             "clients get tokens of each, and a person must decide. null: not so"},
+    {"names", M_ARRAY, .items = M_OBJECT, .of = upstream_name_rows,
+     .doc = "Names of the configuration (`dns+http://…`), whose addresses are upstreams"},
     {"list", M_ARRAY, .items = M_OBJECT, .of = upstream_reply},
     {0},
 };

@@ -47,12 +47,16 @@ enum { CONFIG_LIST_MAX = 256 };
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
       "engine to run in front of, instead of an embedded one: "                                    \
       "URL[,KIND][,key-file=FILE][,ca-file=FILE]; URL is http://HOST:PORT, "                       \
-      "https://HOST:PORT (default ports 80 and 443) or unix:PATH; KIND is baton (the "             \
+      "https://HOST:PORT (default ports 80 and 443), unix:PATH, or dns+http://NAME:PORT or "       \
+      "dns+https://NAME:PORT for an engine at each address of a name; KIND is baton (the "         \
       "default), vllm or sglang; once for each engine, separated by blanks in the "                \
       "variable; SIGHUP reads the key files again")                                                \
     X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
       "more upstreams, one SPEC per line, '#' begins a comment; SIGHUP reads it again; it may "    \
       "have only comments, then upstreams are added by POST /v1/upstreams")                        \
+    X(MS, dns_interval, "dns-interval", "MS", "10000", 100, 3600000,                               \
+      "time between two look-ups of each dns+ name; a name is also looked up when an "             \
+      "upstream has failed")                                                                       \
     X(STR, stage, "stage", "LIST", "none", 0, 0,                                                   \
       "GPUs of this host that receive each update before the upstreams do, a list as that of "     \
       "--device; once it is committed there, the upstreams, which must be on this host too, "      \

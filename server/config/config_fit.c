@@ -20,9 +20,9 @@ static const char *const needs_fetch[] = {"fetch-cidr", "fetch-ca-file"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
-static const char *const theirs[] = {"min-ready",   "probe-interval", "probe-timeout",
-                                     "stage",       "stage-window",   "prove",
-                                     "adapter-dir", "pause-fenced",   "allow-unseen-tensors"};
+static const char *const theirs[] = {
+    "min-ready",   "probe-interval", "probe-timeout",        "stage",       "stage-window", "prove",
+    "adapter-dir", "pause-fenced",   "allow-unseen-tensors", "dns-interval"};
 
 /* The first option of the list that was given, or NULL. */
 static const struct config_option *option_given(const struct config_loader *l,

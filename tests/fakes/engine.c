@@ -1,7 +1,8 @@
 /* fake_engine: options, the socket, the loop. Prints its URL on one line when it listens.
  *
- * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
- *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
+ * Usage: fake_engine --dialect baton|vllm|sglang [--address A] [--port N | --unix PATH]
+ *   [--world-size N] [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N]
+ * [--interval-us U] [--pad N]
  *   [--vllm-version 0.24.0] [--vllm-config JSON] [--journal N] [--idle-ms N] [--plain-finish]
  *   [--enable-lora]
  *   [--sglang-version 0.5.N] [--sglang-config JSON] [--silent-reset] [--own-kv] [--hicache] */
@@ -128,12 +129,12 @@ static void bind_unix(struct engine *e)
 
 static void bind_tcp(struct engine *e)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET,
-                             .sin_port = htons((uint16_t)e->o.port),
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)e->o.port)};
     socklen_t len = sizeof at;
     int on = 1;
 
+    if (inet_pton(AF_INET, e->o.address, &at.sin_addr) != 1)
+        die(e->o.address);
     (void)setsockopt(e->listen_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     (void)setsockopt(e->listen_fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
     if (bind(e->listen_fd, (struct sockaddr *)&at, sizeof at) != 0 ||
@@ -298,6 +299,8 @@ static void parse_other(struct options *o, int which)
         o->hicache = true;
     else if (which == 'E')
         o->experts = optarg;
+    else if (which == 'a')
+        o->address = optarg;
     else
         usage();
 }
@@ -305,6 +308,7 @@ static void parse_other(struct options *o, int which)
 static void parse_options(struct options *o, int argc, char **argv)
 {
     static const struct option known[] = {{"dialect", 1, NULL, 'd'},
+                                          {"address", 1, NULL, 'a'},
                                           {"port", 1, NULL, 'p'},
                                           {"unix", 1, NULL, 'u'},
                                           {"model", 1, NULL, 'm'},
@@ -394,7 +398,8 @@ static const char vllm_config[] =
 
 int main(int argc, char **argv)
 {
-    static struct engine engine = {.o = {.model = "double",
+    static struct engine engine = {.o = {.address = "127.0.0.1",
+                                         .model = "double",
                                          .vllm_version = "0.24.0",
                                          .vllm_config = vllm_config,
                                          .world_size = 1,
@@ -429,7 +434,7 @@ int main(int argc, char **argv)
     if (e->o.unix_path != NULL)
         (void)printf("unix:%s\n", e->o.unix_path);
     else
-        (void)printf("http://127.0.0.1:%u\n", e->o.port);
+        (void)printf("http://%s:%u\n", e->o.address, e->o.port);
     (void)fflush(stdout);
     while (!e->stop)
         turn(e);

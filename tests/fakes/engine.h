@@ -40,7 +40,7 @@ struct timer {
 
 struct options {
     enum dialect dialect;
-    const char *dialect_name, *unix_path, *model, *label, *key;
+    const char *dialect_name, *unix_path, *address, *model, *label, *key;
     const char *vllm_version; /* of a vLLM: the version that it reports, and whose API it has */
     bool lora;                /* of a vLLM: started with --enable-lora */
     const char *vllm_config;  /* JSON: the configuration that a vLLM or a baton reports */

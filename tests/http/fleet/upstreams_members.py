@@ -40,7 +40,7 @@ def server(*options, text="# engines join by requests\n"):
 def starts_empty():
     """Nothing fails for want of engines; the first that joins is served by."""
     with server("--min-ready", 1) as s, double("baton") as a:
-        same(s.get("/v1/upstreams"), {"min_ready": 1, "n_serving": 0, "n": 0, "warning": None, "list": []})
+        same(s.get("/v1/upstreams"), {"min_ready": 1, "n_serving": 0, "n": 0, "warning": None, "names": [], "list": []})
         check("0 of 0 upstreams serve, 1 are needed" in why_not(s), why_not(s))
         for path, body in (("/v1/generate", {"token_ids": [1]}), ("/v1/completions", completion()), ("/v1/pause", {}),
                            ("/v1/sleep", {}), ("/v1/update_weights/start", {}), ("/v1/update_weights", {"path": WORK}),

@@ -70,7 +70,10 @@ class Double:
             [binary, "--dialect", dialect, *age, *map(str, options)], stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
         assert self.url, f"the double did not start: {self.process.wait(WAIT_S)}"
-        self.port = None if self.url.startswith("unix:") else int(self.url.rsplit(":", 1)[1])
+        self.host, self.port = None, None
+        if not self.url.startswith("unix:"):
+            self.host, port = self.url.removeprefix("http://").split(":")
+            self.port = int(port)
 
     def __enter__(self):
         return self
@@ -96,10 +99,10 @@ class Double:
     def connect(self):
         if self.port is None:
             return UnixConnection(self.url.removeprefix("unix:"))
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        return http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
 
     def socket(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
+        return socket.create_connection((self.host, self.port), timeout=WAIT_S)
 
     def send(self, method, path, body=None, headers=None, connection=None):
         """The answer's head is read; its connection is `connection`, or one that it closes itself."""

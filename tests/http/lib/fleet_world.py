@@ -38,15 +38,15 @@ def until(what, condition, wait_s=WAIT_S, every_s=0.02):
 class Server:
     """`baton serve` with options; with Server(...) as s: … ends it, and it must end well."""
 
-    def __init__(self, binary, log, *options, port=0):
+    def __init__(self, binary, log, *options, host="127.0.0.1", port=0):
         self.log = log
         with open(log, "ab") as out:
             at = out.tell()
-            self.process = subprocess.Popen([binary, "serve", "--listen", f"127.0.0.1:{port}", *map(str, options)],
+            self.process = subprocess.Popen([binary, "serve", "--listen", f"{host}:{port}", *map(str, options)],
                                             stdout=subprocess.DEVNULL, stderr=out)
         serving = until("it serves", lambda: self._serving(at))
         self.port, self.boot_id = serving["port"], serving["boot_id"]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
 
     def _serving(self, at):
         assert self.process.poll() is None, f"the server ended with {self.process.returncode}: see {self.log}"

@@ -111,7 +111,8 @@ def alerts_are_quiet_when_all_is_well():
 def of_a_fleet():
     with contextlib.ExitStack() as both:
         d = both.enter_context(Double(ENGINE, "vllm", "--weight-version", "step-0"))
-        s = both.enter_context(Server(BATON, LOG, "--probe-interval", 30, "--upstream", d.url + ",vllm"))
+        s = both.enter_context(Server(BATON, LOG, "--probe-interval", 30, "--upstream", d.url + ",vllm",
+                                      "--upstream", "dns+http://nobody.invalid:1"))
         d.must_be_fresh = False
         until("it is ready", s.ready)
         s.post("/v1/update_weights", HANDLES)
