@@ -65,7 +65,8 @@ struct api_args {
     const char *name, *dir; /* of an adapter; dir NULL: from no directory */
     uint32_t number, slot;  /* of an adapter: for what is known of engines, not sent */
     bool running, external; /* of a reset: preempt running requests; its storage too */
-    const char *const *ids; /* [n_ids], of requests to be aborted; NULL: none, or in the body */
+    const char *const *ids; /* [n_ids], of requests to be aborted; NULL: none, or in the body. Of a
+                               seed: URLs of its peers */
     size_t n_ids;
     bool all; /* requests are to be aborted */
 };

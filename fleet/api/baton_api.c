@@ -86,6 +86,15 @@ static int baton_step(const struct api_draft *d)
     return set_own_body(d, d->ctx->update_id);
 }
 
+static int baton_seed(const struct api_draft *d)
+{
+    json_t *peers = json_array();
+
+    for (size_t i = 0; i < d->args->n_ids; i++)
+        peers = json_list_append(peers, json_string(d->args->ids[i]));
+    return api_set_body(d, json_object_with(json_object(), "peers", peers));
+}
+
 /* replies */
 
 /* Only reasons that last. A moment without load is left out: the fleet would keep the upstream out
@@ -125,6 +134,20 @@ static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
     return true;
 }
 
+static void read_seed(struct upstream_report *out, const json_t *status)
+{
+    const json_t *seed = json_object_get(status, "seed"),
+                 *from = json_object_get(seed, "seeded_from");
+    int64_t serial = json_integer_value(api_at(status, "/weights/serial"));
+
+    out->takes_seeds = json_is_object(seed);
+    out->serial = serial > 0 ? (uint64_t)serial : 0;
+    if (serial <= 0 || json_integer_value(json_object_get(from, "serial")) != serial)
+        return;
+    api_copy_text(out->seeded_from, json_object_get(from, "boot_id"));
+    out->seeded_serial = (uint64_t)json_integer_value(json_object_get(from, "peer_serial"));
+}
+
 static void baton_read_status(struct upstream_report *out, const char *text, size_t len)
 {
     json_auto_t *status = json_loadb(text, len, 0, NULL);
@@ -133,6 +156,7 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
     memcpy(out->identity, out->process, sizeof out->identity);
     api_copy_text(out->label, api_at(status, baton_api.version_at));
     (void)copy_update_id(out->update_id, json_object_get(status, "weights"));
+    read_seed(out, status);
     read_not_ready(out, status);
     read_held(out, status);
 }
@@ -262,6 +286,7 @@ const struct upstream_api baton_api = {
             [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", baton_body},
             [API_PUT_TENSOR_LIST] = {"POST", "/v1/weights/plans", baton_body},
             [API_SET_VERSION] = {"POST", "/v1/weights/label", baton_body},
+            [API_SEED] = {"POST", "/v1/weights/seed", baton_seed},
         },
     .queries =
         {

@@ -116,6 +116,7 @@ enum api_op {
     API_RENEW_UPDATE,    /* the lease of its update */
     API_PUT_TENSOR_LIST, /* register the tensors of later updates */
     API_SET_VERSION,     /* change only the version that it reports */
+    API_SEED,            /* read the version of one of these peers, and serve it */
     API_OPS
 };
 

@@ -29,9 +29,13 @@ struct upstream_report {
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, if its API differs between releases */
     bool has_lora;                       /* it can load adapters, if its API differs by that */
     char update_id[FLEET_UPDATE_ID_MAX +
-                   1]; /* its own update that made the weights that it serves */
-    const char *held;  /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
-                          does not say */
+                   1];                     /* its own update that made the weights that it serves */
+    bool takes_seeds;                      /* it reads versions of peers, if it is asked to */
+    uint64_t serial;                       /* of its weights, in this process; 0: not known */
+    char seeded_from[FLEET_LABEL_MAX + 1]; /* the process of the peer that they came from, … */
+    uint64_t seeded_serial;                /* … where they have this serial */
+    const char *held; /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
+                         does not say */
     enum report_sleep { SAYS_NOTHING, SAYS_AWAKE, SAYS_ASLEEP } sleep; /* by any client */
     bool held_by_fence;   /* it is paused, and by a server with --pause-fenced */
     uint64_t sent_epoch;  /* fleet_weights_epoch when the probe was sent; 0: the report is not older

@@ -39,6 +39,13 @@ struct fleet_gate {
     bool for_fence; /* it was paused because it is fenced, which was logged */
 };
 
+/* From which other one an engine reads the fleet's version (fleet/want/fleet_seed.c). */
+struct fleet_seed {
+    const struct upstream *from; /* asked first; only compared; NULL: none */
+    uint64_t until_us;           /* it counts as busy with that */
+    struct retry retry;
+};
+
 /* What the engines joined for transfers (fleet/calls/fleet_transfer.h). */
 struct fleet_transfer {
     struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last */
@@ -53,6 +60,7 @@ struct fleet_engine {
     struct retry retry[ASPECTS_OF_ALL]; /* fleet_aspect_tried_locked */
     struct fleet_task task;             /* what it needs besides (fleet/want/fleet_reconcile.h) */
     struct fleet_prover proof;
+    struct fleet_seed seed;
 
     struct retry repair;         /* of the hand-off (struct handoff), and so is the next one */
     struct window_reader window; /* of an SGLang */

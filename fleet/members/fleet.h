@@ -461,7 +461,9 @@ struct upstream_info {
     bool needs_token;         /* which alone would show that it does not */
     struct api_sleep to_wake; /* what of it can be woken */
     struct engine_have have;
-    bool stale_caches;    /* they may hold entries of other weights */
+    bool stale_caches; /* they may hold entries of other weights */
+    bool wants_seed; /* it lacks the fleet's version, and would read it from another engine; what is
+                        broken is left to an update, and with `staged` all of it to this server */
     uint64_t incarnation; /* counts its processes, as far as known; never the same again */
     enum upstream_state state;
     unsigned out;    /* why it is out of rotation: REASON_BITs; 0: it is not */

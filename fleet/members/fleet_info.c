@@ -73,6 +73,13 @@ void fleet_report_states(struct fleet *f)
     } while (more);
 }
 
+/* Before the first update one without weights counts as synced. */
+static bool wants_seed_locked(const struct fleet *f, const struct upstream *u)
+{
+    return !f->cfg.staged && u->report.takes_seeds && u->have.weights.fault == FAULT_NONE &&
+           (!fleet_is_synced(f, u) || strcmp(u->report.not_ready, "no_weights") == 0);
+}
+
 int fleet_info_by(struct fleet *f, struct upstream *u, uint64_t deadline_us,
                   struct upstream_info *out, struct err *e)
 {
@@ -88,6 +95,7 @@ int fleet_info_by(struct fleet *f, struct upstream *u, uint64_t deadline_us,
                                   .to_wake = fleet_to_wake(f, u),
                                   .have = u->have,
                                   .stale_caches = fleet_has_stale_caches(u),
+                                  .wants_seed = wants_seed_locked(f, u),
                                   .incarnation = u->incarnation,
                                   .fenced = u->have.weights.fault != FAULT_NONE,
                                   .removed = upstream_is_removed(u),

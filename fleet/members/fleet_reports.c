@@ -132,6 +132,8 @@ void fleet_store_report_locked(struct upstream *u, const struct upstream_report 
     } else if (report->is_stale) {
         now.label[0] = now.not_ready[0] = '\0';
     }
+    if (report->is_stale) /* of which weights it is, is not known */
+        now.serial = 0;
     if (now.release[0] == '\0' && !restarted)
         memcpy(now.release, u->report.release, sizeof now.release);
     if (restarted)
@@ -178,6 +180,29 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
     have_version(&u->have, f->serial);
 }
 
+/* It says that it serves what another engine has under this serial, and that one serves the fleet's
+ * version: each byte was compared with the checksums of the other. */
+static void check_seed_locked(const struct fleet *f, struct upstream *u,
+                              const struct upstream_report *report)
+{
+    if (f->updating || f->serial == 0 || report->is_stale || report->seeded_from[0] == '\0' ||
+        report->seeded_serial == 0 || strcmp(report->label, f->label) != 0 ||
+        fleet_is_synced(f, u) || u->have.weights.fault != FAULT_NONE ||
+        u->have.sleep.weights == SLEEP_UNKNOWN)
+        return;
+    for (size_t i = 0; i < f->list->n; i++) {
+        const struct upstream *from = f->list->items[i];
+
+        if (from == u || !fleet_is_synced(f, from) || upstream_is_removed(from) ||
+            from->report.serial != report->seeded_serial ||
+            strcmp(from->report.process, report->seeded_from) != 0)
+            continue;
+        have_version(&u->have, f->serial);
+        memcpy(u->update_id, report->update_id, sizeof u->update_id);
+        return;
+    }
+}
+
 void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_report *report)
 {
     struct upstream_report fresh_report = *report;
@@ -196,6 +221,7 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     fleet_store_report_locked(u, &fresh_report);
     fleet_check_name_locked(f, u, &fresh_report);
     check_update_locked(f, u, &fresh_report);
+    check_seed_locked(f, u, &fresh_report);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);
     /* An engine that does not report its process has restarted if it has lost the version, but not

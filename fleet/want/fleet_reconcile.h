@@ -27,7 +27,8 @@ enum aspect {
     ASPECT_SLEEP,
     ASPECT_OWN_UPDATE,
     ASPECTS_OF_ALL,
-    ASPECT_CACHES = ASPECTS_OF_ALL,
+    ASPECT_VERSION = ASPECTS_OF_ALL,
+    ASPECT_CACHES,
     ASPECT_ADAPTERS,
     ASPECT_NAME,
     ASPECTS
@@ -74,7 +75,7 @@ static inline void fleet_aspect_tried_locked(struct retry *retry, bool ok)
 typedef bool fleet_differs_fn(struct fleet_control *fc, struct upstream *upstream,
                               const struct upstream_info *info);
 fleet_differs_fn fleet_pause_differs_locked, fleet_sleep_differs_locked,
-    fleet_own_update_differs_locked;
+    fleet_own_update_differs_locked, fleet_seed_differs_locked;
 void fleet_pause_drive(struct fleet_control *fc);
 void fleet_sleep_drive(struct fleet_control *fc);
 void fleet_own_updates_drive(struct fleet_control *fc);
@@ -83,6 +84,7 @@ void fleet_own_updates_drive(struct fleet_control *fc);
  * come at any moment, and is newer than what they do; where the two overlap, what the engine has is
  * unknown (fleet/members/have.h). Threads and blocking: as above, up to the time of their requests.
  * Returns: false: it failed, and is due later; or nothing was to be done. */
+bool fleet_give_version(struct fleet_control *fc, struct upstream *upstream);
 bool fleet_give_caches(struct fleet_control *fc, struct upstream *upstream);
 bool fleet_give_adapter(struct fleet_control *fc, struct upstream *upstream);
 bool fleet_give_name(struct fleet_control *fc, struct upstream *upstream);

@@ -96,6 +96,8 @@ static const struct row rows[] = {
      "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
     {UPSTREAM_BATON, API_SET_VERSION, "{\"weight_version\":\"a\"}", "POST /v1/weights/label",
      "{\"weight_version\":\"a\"}"},
+    {UPSTREAM_BATON, API_SEED, NULL, "POST /v1/weights/seed", "{\"peers\":[]}"},
+    {UPSTREAM_VLLM, API_SEED, NULL, NULL, NULL},
     {UPSTREAM_BATON, API_RENEW_UPDATE, "{\"lease_s\":9}", "POST /v1/update_weights/renew",
      "{\"lease_s\":9}"},
     {UPSTREAM_BATON, API_PUT_TENSOR_LIST, "{\"names\":[]}", "POST /v1/weights/plans",
