@@ -19,7 +19,7 @@ import baton
 FILE = "/v1/weights/file"
 LEASES = "/v1/weights/leases"
 CROWD = 12
-STREAM_NBYTES_MAX = 8 << 20  # more than a download takes in the server, and less than the file
+STREAM_NBYTES_MAX = 24 << 20  # more than a download takes under any sanitizer, and less than the file
 WAIT_S = 60
 n_checks = 0
 
