@@ -18,7 +18,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
 peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoint-engine slime
-  miles skyrl prime-rl megatron router-replay templates files)
+  miles skyrl prime-rl megatron router-replay templates files ray)
 # Installed without their dependencies: the requirements are a complete lock, or the environment in
 # built_on has the dependencies.
 declare -A listed=([vllm]=1 [sglang]=1)
