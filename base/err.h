@@ -23,6 +23,7 @@
     X(ERR_NO_ENGINE, 409, "no_engine", false)                                                      \
     X(ERR_NO_GPU, 409, "no_gpu", false)                                                            \
     X(ERR_NO_NCCL, 409, "no_nccl", false)                                                          \
+    X(ERR_NO_NIXL, 409, "no_nixl", false)                                                          \
     X(ERR_GROUP_LEFT, 409, "group_left", false)                                                    \
     X(ERR_HAS_UPSTREAMS, 409, "unsupported_in_proxy_mode", false)                                  \
     X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                                                \
@@ -49,6 +50,7 @@
     X(ERR_LOGITS, 500, "non_finite_logits", false)                                                 \
     X(ERR_CUDA, 500, "cuda_error", false)                                                          \
     X(ERR_NCCL, 500, "nccl_error", false)                                                          \
+    X(ERR_NIXL, 500, "nixl_error", true)                                                           \
     X(ERR_UPSTREAM, 502, "upstream_error", true)                                                   \
     X(ERR_NOT_HANDED_OVER, 502, "not_handed_over", false)                                          \
     X(ERR_UPSTREAM_KEY, 502, "upstream_auth_failed", false)                                        \

@@ -9,8 +9,8 @@
 
 static const char *const phase_names[UPDATE_N_PHASES] = {"wait", "receive", "proof", "commit"};
 /* The last one is for all others. */
-static const char *const source_names[UPDATE_N_SOURCES] = {"body",        "shm",  "path",
-                                                           "ipc_handles", "nccl", "other"};
+static const char *const source_names[UPDATE_N_SOURCES] = {"body", "shm",  "path", "ipc_handles",
+                                                           "nccl", "nixl", "other"};
 
 static size_t source_index(const char *source)
 {

@@ -10,7 +10,7 @@ struct update_record;
 
 enum {
     UPDATE_N_PHASES = 4,
-    UPDATE_N_SOURCES = 6,
+    UPDATE_N_SOURCES = 7,
     UPDATE_N_OUTCOMES = 3,
     UPDATE_COMMITS_KEPT = 256 /* versions whose commit time is known */
 };

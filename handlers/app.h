@@ -51,6 +51,7 @@ struct pull_chain;
 struct state_dir;
 struct upstreams;
 struct nccl_info;
+struct nixl;
 struct model_defaults;
 struct weight_transfer;
 
@@ -70,6 +71,7 @@ struct app_weights {
     struct source_threads *file_threads;   /* of files of versions that are being sent */
     struct state_dir *state;               /* --state-dir; NULL: none */
     struct pull_chain *pulls;              /* versions that a trainer publishes */
+    struct nixl *nixl;                     /* --nixl-library; NULL: none */
     const struct fetch_rules *fetch_rules; /* --fetch-prefix: where they may be fetched from */
 };
 

@@ -12,6 +12,7 @@
 #include "handlers/transfer_json.h"
 #include "handlers/update_json.h"
 #include "memory/device.h"
+#include "transport/nixl/nixl.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
@@ -125,6 +126,16 @@ json_t *status_nccl_json(const struct app *app)
 {
     return json_object_with(member_write(app->weights->nccl, nccl_rows), "group",
                             transfer_json(app->weights->transfer));
+}
+
+json_t *status_nixl_json(const struct app *app)
+{
+    struct nixl_info info;
+
+    if (app->weights->nixl == NULL)
+        return json_null();
+    nixl_info(app->weights->nixl, &info);
+    return member_write(&info, nixl_status_rows);
 }
 
 static json_t *version_or_null(uint64_t serial, const char *label)

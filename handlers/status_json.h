@@ -18,11 +18,13 @@ json_t *status_http_json(const struct app *app);
 /* Of a server with a store: status_update_json - the update that it receives, or null.
  * status_update_id_json - the update that made the served weights; null while there are none.
  * status_cuda_json, status_nccl_json - GPUs and ranks; the NCCL library and the trainer's group.
+ * status_nixl_json - NIXL's library, and the process that reads by it; null without it.
  * status_state_json - what --state-dir remembers; null without it. */
 json_t *status_update_json(const struct app *app);
 json_t *status_update_id_json(const struct store_info *info);
 json_t *status_cuda_json(const struct app *app);
 json_t *status_nccl_json(const struct app *app);
+json_t *status_nixl_json(const struct app *app);
 json_t *status_state_json(const struct app *app);
 
 #endif

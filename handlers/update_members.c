@@ -90,11 +90,11 @@ int selector_check(const char *text, const char *field, struct err *e)
 
 int broadcast_check(const char *text, const char *field, struct err *e)
 {
-    if (strcmp(text, "nccl") == 0)
+    if (strcmp(text, "nccl") == 0 || strcmp(text, "nixl") == 0)
         return 0;
     return err_set(
         e, ERR_BAD_REQUEST, field,
-        "transport '%.32s' is not nccl; other sources have their own members: shm, path, "
+        "transport '%.32s' is not nccl or nixl; other sources have their own members: shm, path, "
         "ipc_handles",
         text);
 }
@@ -113,10 +113,11 @@ int update_source_of(const char **out, const json_t *body, struct err *e)
     const char *found = member_only_given(field, update_members, IS_SOURCE, body, "");
 
     if (found == NULL)
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
-                       "buckets, serialized_named_tensors, transport: nccl, or a body of type "
-                       "application/vnd.safetensors");
+        return err_set(
+            e, ERR_BAD_REQUEST, field,
+            "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
+            "buckets, serialized_named_tensors, transport: nccl or nixl, or a body of type "
+            "application/vnd.safetensors");
     if (body_given(body, "serialized_format") != NULL &&
         strcmp(found, "serialized_named_tensors") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/serialized_format",

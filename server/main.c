@@ -11,6 +11,7 @@
 #include "server/serve.h"
 #include "server/serve_check.h"
 #include "server/signals.h"
+#include "transport/nixl/nixl_child.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -162,6 +163,8 @@ static int command_help_of(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    if (argc == NIXL_CHILD_ARGC && strcmp(argv[1], NIXL_CHILD_COMMAND) == 0)
+        nixl_child_main(argv);
     if (!terminal_guard()) { /* arguments, files and servers have texts that others wrote */
         (void)fputs("baton: no memory\n", stderr);
         return EXIT_USAGE;

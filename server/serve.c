@@ -128,6 +128,8 @@ static void log_embedded(const struct server *s, struct log_rec *r)
     log_str(r, "device", s->config.device);
     log_str(r, "cuda", s->cuda.available ? s->cuda.driver_version : s->cuda.reason);
     log_str(r, "nccl", s->nccl.available ? s->nccl.version : s->nccl.reason);
+    if (s->nixl != NULL)
+        log_str(r, "nixl", s->config.nixl_devices);
 }
 
 static void log_serving(const struct server *s)
@@ -262,6 +264,8 @@ static int fill_report(const struct server *s, struct serve_report *r, struct er
         (void)snprintf(r->label, sizeof r->label, "%s", server_first_label(s));
     r->cuda = s->cuda;
     r->nccl = s->nccl;
+    if (s->nixl != NULL)
+        nixl_info(s->nixl, &r->nixl);
     r->devices = s->device_list;
     r->window_nbytes = s->window_nbytes;
     r->mirror = s->device_list.n > 0 && server_has_engine(s);

@@ -6,6 +6,7 @@
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
 #include "memory/device_list.h"
+#include "transport/nixl/nixl.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/value_check.h"
@@ -43,6 +44,7 @@ struct serve_report {
     char label[VERSION_LABEL_MAX + 1];
     struct cuda_info cuda;
     struct nccl_info nccl;
+    struct nixl_info nixl;      /* zeroed without --nixl-library */
     struct device_list devices; /* chosen by --device; none: host memory */
     uint64_t window_nbytes;     /* --stage host: of each window, the version is in host memory;
                                    else 0 */

@@ -108,6 +108,14 @@ static void put_nccl(const struct nccl_info *nccl, FILE *to)
         (void)fprintf(to, "nccl: not available: %s\n", nccl->reason);
 }
 
+static void put_nixl(const struct nixl_info *nixl, FILE *to)
+{
+    if (nixl->library != NULL)
+        (void)fprintf(to, "nixl: backend UCX %s, devices %s, transports %s, %s\n", nixl->version,
+                      nixl->devices, nixl->tls != NULL ? nixl->tls : "as UCX chooses",
+                      nixl->library);
+}
+
 static uint64_t largest_share(const struct serve_report *r)
 {
     uint64_t largest = 0;
@@ -293,6 +301,7 @@ static void put_embedded(const struct config *config, const struct serve_report 
     put_cuda(&r->cuda, to);
     put_devices(r, to);
     put_nccl(&r->nccl, to);
+    put_nixl(&r->nixl, to);
 }
 
 /* A start would fail: the first weights are the first of at least two versions, and on a GPU it

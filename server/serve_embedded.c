@@ -167,6 +167,7 @@ int server_build_weights(struct server *s, struct err *e)
 
     s->weights = (struct app_weights){.cuda = &s->cuda,
                                       .nccl = &s->nccl,
+                                      .nixl = s->nixl,
                                       .ipc_stats = &s->ipc_stats,
                                       .fetch_rules = s->fetch_rules};
     s->generate = (struct app_generate){.model_name = "", .model_path = ""};

@@ -8,6 +8,7 @@
 #include "server/serve.h"
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
+#include "transport/nixl/nixl.h"
 #include "weights/model_spec.h"
 #include "weights/store/shares.h"
 
@@ -319,6 +320,17 @@ static void probe_nccl(struct server *s)
                        "it was not looked for, since the weights are in host memory");
 }
 
+static int probe_nixl(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+    struct nixl_cfg cfg = {
+        .library = c->nixl_library, .devices = c->nixl_devices, .tls = c->nixl_tls};
+
+    if (c->nixl_library == NULL || nixl_new(&s->nixl, &cfg, e) == 0)
+        return 0;
+    return serve_option_error(e, "--nixl-library", c->nixl_library);
+}
+
 int server_read_inputs(struct server *s, struct err *e)
 {
     const char *label = s->config.weight_version;
@@ -336,5 +348,5 @@ int server_read_inputs(struct server *s, struct err *e)
     if (choose_devices(s, e) != 0 || check_shares(s, e) != 0)
         return -1;
     probe_nccl(s);
-    return 0;
+    return probe_nixl(s, e);
 }

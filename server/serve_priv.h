@@ -24,6 +24,7 @@
 struct chat_template;
 struct device;
 struct model_spec;
+struct nixl;
 struct source;
 struct state_dump;
 struct state_found;
@@ -61,6 +62,7 @@ struct server {
     struct cuda_info cuda;
     struct device_list device_list; /* --device: indices into cuda.devices, by rank */
     struct nccl_info nccl;
+    struct nixl *nixl;      /* --nixl-library; NULL: none */
     uint64_t window_nbytes; /* --stage host: of each window; else 0 */
 
     struct device *devices[STORE_DEVICES_MAX]; /* weights.n_devices of them, by rank */

@@ -25,6 +25,7 @@
 #include "server/serve_priv.h"
 #include "server/signals.h"
 #include "server/state_dump.h"
+#include "transport/nixl/nixl.h"
 #include "weights/delta/pull_chain.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
@@ -252,6 +253,7 @@ static void free_fleet(struct server *s)
 static void free_inputs(struct server *s)
 {
     model_spec_free(s->model_spec);
+    nixl_free(s->nixl);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
         free(s->allow_path[i]);
 }

@@ -290,6 +290,16 @@ class StatusNccl(TypedDict, total=False):
     group: Group
 
 
+class StatusNixl(TypedDict, total=False):
+    library: str
+    backends: List[str]
+    ucx_version: Optional[str]
+    devices: str
+    transports: Optional[str]
+    running: bool
+    n_started: int
+
+
 class Status(TypedDict, total=False):
     upstreams: Upstreams
     stage: Optional[StatusStage]
@@ -316,6 +326,7 @@ class Status(TypedDict, total=False):
     model: Optional[StatusModel]
     cuda: StatusCuda
     nccl: StatusNccl
+    nixl: Optional[StatusNixl]
 
 
 class UpstreamsNamesItemError(TypedDict, total=False):
@@ -966,13 +977,13 @@ class RolloutStep(TypedDict):
 
 
 ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "not_found", "no_route",
-    "method_not_allowed", "timeout", "conflict", "no_engine", "no_gpu", "no_nccl", "group_left",
-    "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",
+    "method_not_allowed", "timeout", "conflict", "no_engine", "no_gpu", "no_nccl", "no_nixl",
+    "group_left", "unsupported_in_proxy_mode", "no_upstreams", "update_closed", "needs_update",
     "precondition_failed", "lease_ended", "too_large", "target_too_long", "unsupported_media_type",
     "range_not_satisfiable", "expectation_failed", "misdirected_request", "manifest_mismatch",
     "incomplete_update", "checksum_mismatch", "non_finite_weights", "source_unreadable",
     "head_too_large", "client_gone", "internal_error", "engine_error", "not_recorded",
-    "non_finite_logits", "cuda_error", "nccl_error", "upstream_error", "not_handed_over",
-    "upstream_auth_failed", "upstream_timeout", "overloaded", "starting", "draining", "aborted",
-    "paused", "asleep", "no_weights", "out_of_memory", "no_zmq", "http_version_not_supported",
-    "insufficient_staging"]
+    "non_finite_logits", "cuda_error", "nccl_error", "nixl_error", "upstream_error",
+    "not_handed_over", "upstream_auth_failed", "upstream_timeout", "overloaded", "starting",
+    "draining", "aborted", "paused", "asleep", "no_weights", "out_of_memory", "no_zmq",
+    "http_version_not_supported", "insufficient_staging"]

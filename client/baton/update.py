@@ -13,6 +13,7 @@ from .errors import BatonError, InputError
 from .gpu import is_cuda, on_gpus
 from .host import by_body, by_path, by_shm
 from .ipc import by_ipc, exports_plainly, has_gpus
+from .nixl import by_nixl
 from .progress import Bar, show_warnings
 from .several import push_several
 from .tensors import as_pairs, as_tensors, load_file
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer", Update, List[Update])
 Progress = Union[bool, Callable[[int, int], None], None]
-WAYS = ("auto", "ipc", "nccl", "shm", "body", "path")
+WAYS = ("auto", "ipc", "nccl", "nixl", "shm", "body", "path")
 
 
 def _is_path(tensors):
@@ -46,6 +47,7 @@ def _ways(tensors, checksums, timeout, bucket_nbytes, placement):
         return as_tensors(load_file(tensors) if _is_path(tensors) else tensors)
 
     return {"ipc": lambda: by_ipc(on_gpus(tensors), checksums, timeout, bucket_nbytes, placement),
+            "nixl": lambda: by_nixl(tensors, checksums, timeout),
             "shm": lambda: by_shm(on_host(), checksums, timeout),
             "body": lambda: by_body(on_host(), checksums, timeout),
             "path": lambda: by_path(tensors, timeout)}
@@ -161,7 +163,9 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
                     before all have received and verified the update. BatonError's details name
                     those that failed. Not needed with a group, which knows its servers
     via             "ipc" (torch tensors on GPUs of the server's host), "nccl" (torch tensors on
-                    other GPUs, by a group), "shm" (same host), "body", "path" (tensors is a path
+                    other GPUs, by a group), "nixl" (tensors on GPUs or in host memory, which a
+                    server with --nixl-library reads; needs nixl-cu12 or nixl-cu13), "shm" (same
+                    host), "body", "path" (tensors is a path
                     that the server can read), or "auto": to a loopback address or a Unix socket
                     ipc if all tensors are on GPUs and the server keeps weights on one, else shm;
                     elsewhere body
@@ -223,7 +227,7 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
             answers = _push_to(urls, vias, ways, members, progress, timeout)
             answer = answers[0] if isinstance(url, str) else answers
     except RuntimeError as e:
-        if via not in ("ipc", "nccl"):
+        if via not in ("ipc", "nccl", "nixl"):
             raise
         raise BatonError(f"CUDA failed in this process: {e}", code="cuda_error") from e
     if progress:

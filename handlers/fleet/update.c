@@ -173,6 +173,9 @@ static int check_source(const char **name, const json_t *body, struct err *e)
     if (update_source_of(&source, body, e) != 0)
         return -1;
     *name = source_name(source);
+    if (body_reads_nixl(body))
+        return err_set(e, ERR_HAS_UPSTREAMS, "/transport",
+                       "transport nixl needs a server with weights of its own, or --stage");
     if (body_given(body, "names") == NULL)
         return 0;
     return tensor_columns_check(body, NULL, "", e);

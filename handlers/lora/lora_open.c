@@ -111,6 +111,9 @@ static int open_tensors(struct lora_load *l, const char *source, const json_t *b
         return -1;
     if (strcmp(source, "shm") == 0)
         return open_shm(l->chunk, body, e);
+    if (strcmp(source, "transport") == 0 && body_reads_nixl(body))
+        return err_set(e, ERR_BAD_REQUEST, "/transport",
+                       "transport nixl is for updates; send an adapter by another source");
     if (strcmp(source, "transport") == 0)
         return nccl_from_body(l->chunk, NULL, l->app->weights, body, NULL, e);
     return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e) == 0

@@ -30,6 +30,7 @@ extern const struct member http_rows[];        /* of struct http_server_stats */
 extern const struct member model_rows[];       /* of struct app_generate */
 extern const struct member cuda_device_rows[]; /* of struct cuda_device */
 extern const struct member nccl_rows[];        /* of struct nccl_info */
+extern const struct member nixl_status_rows[]; /* of struct nixl_info */
 
 /* served_rows.c */
 extern const struct member handles_reply[], weights_reply[], weights_diff_reply[];

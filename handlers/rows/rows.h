@@ -11,6 +11,7 @@ extern const struct member ipc_handle_rows[]; /* a CUDA IPC handle of one GPU */
 extern const struct member per_gpu_rows[];    /* the tensors of one GPU's bucket */
 extern const struct member tensor_list_rows[], memory_rows[], handles_rows[];
 extern const struct member broadcast_rows[], packing_rows[];
+extern const struct member nixl_rows[], nixl_agent_rows[], nixl_shard_rows[];
 extern const struct member selector_rows[];
 extern const struct member update_end_rows[]; /* a finish of a session that requests do not name */
 extern const struct member bucket_rows[];     /* one bucket of several */

@@ -10,6 +10,7 @@
 #include "handlers/rows/reply_rows.h"
 #include "handlers/update_json.h"
 #include "http/server/http_server.h"
+#include "transport/nixl/nixl.h"
 
 const struct member recorded_version_reply[] = {
     {.name = "serial", .type = M_INT},
@@ -247,12 +248,32 @@ static const struct member cuda_rows[] = {
     {0},
 };
 
+static json_t *nixl_backends_json(const void *info)
+{
+    (void)info;
+    return json_pack("[s]", "UCX");
+}
+
 const struct member nccl_rows[] = {
     {"available", M_BOOL, M_IN(struct nccl_info, available)},
     {"version", M_STRING | M_NULL, M_IN(struct nccl_info, version)},
     {"library", M_STRING | M_NULL, M_IN(struct nccl_info, path)},
     {"reason", M_STRING | M_NULL, M_IN(struct nccl_info, reason), .doc = "Why it is not available"},
     {"group", M_OBJECT, .of = group_reply},
+    {0},
+};
+
+const struct member nixl_status_rows[] = {
+    {"library", M_STRING, M_IN(struct nixl_info, library)},
+    {"backends", M_ARRAY, .items = M_STRING, M_MADE(nixl_backends_json, struct nixl_info, version),
+     .doc = "The backends by which it reads"},
+    {"ucx_version", M_STRING | M_NULL, M_IN(struct nixl_info, version),
+     .doc = "Of UCX, which is in the library; NIXL does not say its own"},
+    {"devices", M_STRING, M_IN(struct nixl_info, devices), .doc = "--nixl-devices"},
+    {"transports", M_STRING | M_NULL, M_IN(struct nixl_info, tls), .doc = "--nixl-tls"},
+    {"running", M_BOOL, M_IN(struct nixl_info, running),
+     .doc = "There is a process that reads now: it ends a minute after the last update by NIXL"},
+    {"n_started", M_INT, M_IN(struct nixl_info, n_started), .doc = "Such processes, ever"},
     {0},
 };
 
@@ -297,6 +318,7 @@ const struct member status_reply[] = {
     {"cuda", M_OBJECT, .of = cuda_rows,
      .doc = "The driver and GPUs found at start, without creating a context"},
     {"nccl", M_OBJECT, .of = nccl_rows},
+    {"nixl", M_OBJECT | M_NULL, .of = nixl_status_rows, .doc = "null without --nixl-library"},
     {0},
 };
 

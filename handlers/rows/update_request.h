@@ -19,6 +19,7 @@ enum {
     WITH_GROUP = M_OWN << 4,   /* only with transport nccl */
     AT_START = M_OWN << 5,     /* an option of a session: given at its start only */
     WITH_PULLED = M_OWN << 6,  /* may go with the name of what was pulled */
+    WITH_NIXL = M_OWN << 8,    /* only with transport nixl */
     OF_PATCHES = M_OWN << 7    /* of broadcasts that bring patches, not whole tensors */
 };
 
@@ -66,6 +67,24 @@ struct packing_request {
 struct broadcast_request {
     const char *transport, *digest, *group_name;
     struct packing_request packing;
+};
+
+/* What is read by NIXL, besides the list of tensors. */
+struct nixl_request {
+    const json_t *agents, *shards, *shard_table;
+    bool unchecked;
+};
+
+struct nixl_agent_request {
+    const char *name, *metadata;
+    uint64_t device;
+    bool device_given;
+};
+
+struct nixl_shard_request {
+    uint64_t agent, device, offset, numel, addr;
+    int mem; /* in the order of the row's words */
+    bool device_given, mem_given;
 };
 
 /* A version of a directory of deltas */

@@ -7,6 +7,7 @@
 #include "handlers/update_members.h"
 #include "transport/nccl/nccl_id.h"
 #include "transport/nccl/nccl_join.h"
+#include "transport/nixl/nixl_wire.h"
 #include "transport/shm.h"
 #include "weights/tensor_list.h"
 #include "weights/update/update.h"
@@ -106,7 +107,9 @@ const struct member packing_rows[] = {
 /* What the trainer's group broadcasts. */
 const struct member broadcast_rows[] = {
     {"transport", M_STRING, .flags = IS_SOURCE, M_IN(struct broadcast_request, transport),
-     .check = broadcast_check, M_WORDS("nccl"), .doc = "The group broadcasts the tensors"},
+     .check = broadcast_check, M_WORDS("nccl", "nixl"),
+     .doc = "nccl: the group broadcasts the tensors. nixl: this server reads them out of the "
+            "memory of the trainer's agents; in updates of a server with --nixl-library"},
     {"expected_digest", M_STRING, .flags = WITH_GROUP, M_IN(struct broadcast_request, digest),
      .min = TENSOR_LIST_DIGEST_LEN, .max = TENSOR_LIST_DIGEST_LEN, .check = digest_check,
      .doc = "With nccl: the plan's SHA-256 as `plans` returns it; a different digest is a 409 "
@@ -116,6 +119,53 @@ const struct member broadcast_rows[] = {
      .doc = "With nccl: 409 unless a group with this name was joined; default: the group joined "
             "last. In front of SGLang the name of a group that was joined without one is "
             "weight_update_group"},
+    {0},
+};
+
+const struct member nixl_agent_rows[] = {
+    {"name", M_STRING, M_IN(struct nixl_agent_request, name), .flags = M_REQUIRED, .min = 1,
+     .max = NIXL_NAME_LEN_MAX,
+     .doc = "Unlike that of any agent before it: with an id of its process"},
+    {"metadata", M_STRING, M_IN(struct nixl_agent_request, metadata),
+     .flags = M_REQUIRED | M_BASE64,
+     .doc = "What its get_agent_metadata() returned after the memory was registered"},
+    {"device_id", M_INT, M_IN(struct nixl_agent_request, device),
+     M_GIVEN(struct nixl_agent_request, device_given),
+     .doc = "Its shards without `mem` are VRAM of this GPU; without it they are DRAM"},
+    {0},
+};
+
+const struct member nixl_shard_rows[] = {
+    {"agent", M_INT, M_IN(struct nixl_shard_request, agent), .flags = M_REQUIRED,
+     .doc = "Index in `agents`"},
+    {"mem", M_STRING, M_IN(struct nixl_shard_request, mem),
+     M_GIVEN(struct nixl_shard_request, mem_given), M_WORDS("DRAM", "VRAM")},
+    {"device", M_INT, M_IN(struct nixl_shard_request, device),
+     M_GIVEN(struct nixl_shard_request, device_given),
+     .doc = "As the memory was registered: the GPU's ordinal in the trainer's process"},
+    {"offset", M_INT, M_IN(struct nixl_shard_request, offset), .flags = M_REQUIRED,
+     .doc = "Of its first element in the tensor, flat"},
+    {"numel", M_INT, M_IN(struct nixl_shard_request, numel), .flags = M_REQUIRED},
+    {"addr", M_INT, M_IN(struct nixl_shard_request, addr), .flags = M_REQUIRED},
+    {0},
+};
+
+/* What is read by NIXL out of the trainer's memory. */
+const struct member nixl_rows[] = {
+    {"agents", M_ARRAY, .flags = WITH_NIXL, M_IN(struct nixl_request, agents), .items = M_OBJECT,
+     .min = 1, .max = NIXL_AGENTS_MAX, .of = nixl_agent_rows,
+     .doc = "With nixl: the trainer's NIXL agents that have the tensors' memory registered"},
+    {"shards", M_ARRAY, .flags = WITH_NIXL, M_IN(struct nixl_request, shards), .items = M_ARRAY,
+     .doc = "With nixl: for each tensor a list of its shards {agent, mem, device, offset, numel, "
+            "addr}, flat ranges of its elements that together tile it exactly once"},
+    {"shard_table", M_OBJECT | M_ARRAY, .flags = WITH_NIXL, M_IN(struct nixl_request, shard_table),
+     .items = M_OBJECT,
+     .doc = "With nixl, instead of agents, shards and names: a manifest of ModelExpress "
+            "(`mx.reshard.shard_table.v1`) as it is, or a list of them. Digests in it are not "
+            "checked"},
+    {"unchecked", M_BOOL, .flags = WITH_NIXL, M_IN(struct nixl_request, unchecked), .def = "false",
+     .doc = "With nixl: take tensors without `checksums`. Bytes that the trainer changes while "
+            "they are read are then not noticed"},
     {0},
 };
 
@@ -207,6 +257,7 @@ const struct member update_members[] = {
     {"", M_ROWS_OF(broadcast_rows)},
     {"num_updates_list", M_ARRAY, M_IN(struct update_request, n_updates), .items = M_INT,
      .flags = WITH_GROUP, .doc = DOC_PATCHES},
+    {"", M_ROWS_OF(nixl_rows)},
     {0},
 };
 

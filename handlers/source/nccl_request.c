@@ -213,7 +213,8 @@ bool route_accepts_nccl(const struct http_request *x)
 void update_refused(struct app *app, const struct http_request *x, const json_t *body,
                     struct err *e)
 {
-    if (app->weights->transfer != NULL && body != NULL && body_given(body, "transport") != NULL)
+    if (app->weights->transfer != NULL && body != NULL && body_given(body, "transport") != NULL &&
+        !body_reads_nixl(body))
         weight_transfer_doubt(app->weights->transfer,
                               json_string_value(body_given(body, "group_name")), x->began_us, e);
 }

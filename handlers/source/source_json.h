@@ -49,6 +49,20 @@ int nccl_from_body(struct update_chunk *c, struct delta **patches,
                    const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e);
 
+/* body_reads_nixl - is its transport nixl? */
+bool body_reads_nixl(const json_t *body);
+
+/* nixl_from_body - the tensor list, checksums and source of a chunk that is read by NIXL
+ * (transport: "nixl"). Nothing is read yet.
+ * @c  receives tensor_list, checksums, source; on error, those that were read
+ * Threads: any.
+ * Errors:  ERR_NO_NIXL (the server has no --nixl-library), ERR_NO_GPU (VRAM, and this machine has
+ * no GPU), ERR_BAD_REQUEST at the member (also: a tensor without a checksum, and not `unchecked`),
+ * ERR_NOT_FOUND (plan_id), ERR_MISMATCH (the shards of a tensor do not tile it), ERR_TOO_LARGE,
+ * ERR_NO_MEMORY. */
+int nixl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
+                   const struct body_columns *text, struct err *e);
+
 /* named_tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes
  * and handles are in pickles, one for each GPU of the trainer (`serialized_named_tensors`).
  * Nothing is opened yet.

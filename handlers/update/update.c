@@ -45,7 +45,7 @@ static void set_missing_field(const json_t *body, struct err *e)
     static const char *const lists[] = {"/buckets", "/serialized_named_tensors",
                                         "/per_gpu", "/metadata_by_gpu",
                                         "/plan_id", "/names",
-                                        "/path"};
+                                        "/path",    "/shard_table"};
     const char *found = "";
 
     for (size_t i = 0; body != NULL && i < sizeof lists / sizeof lists[0] && *found == '\0'; i++)
@@ -174,6 +174,17 @@ static int check_no_nccl_members(const json_t *body, struct err *e)
                         : err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nccl", name);
 }
 
+/* Members that describe memory of agents need transport nixl. */
+static int check_no_nixl_members(const json_t *body, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    const char *name = member_given(field, update_members, WITH_NIXL, body, "");
+
+    return name == NULL || body_reads_nixl(body)
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nixl", name);
+}
+
 /* @path  of the request, or NULL */
 static int open_chunk_source(struct app *app, struct update_chunk *c, const char *path,
                              struct delta_request *delta, const json_t *body,
@@ -181,8 +192,12 @@ static int open_chunk_source(struct app *app, struct update_chunk *c, const char
 {
     const char *source;
 
-    if (update_source_of(&source, body, e) != 0)
+    if (update_source_of(&source, body, e) != 0 || check_no_nixl_members(body, e) != 0)
         return -1;
+    if (body_reads_nixl(body))
+        return check_no_ipc_members(body, e) != 0 || check_no_nccl_members(body, e) != 0
+                   ? -1
+                   : nixl_from_body(c, app->weights, body, text, e);
     if (strcmp(source, "transport") == 0)
         return check_no_ipc_members(body, e) != 0
                    ? -1

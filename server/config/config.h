@@ -223,6 +223,15 @@ enum { CONFIG_LIST_MAX = 256 };
     X(LIST, nccl_allow_cidr, "nccl-allow-cidr", "CIDR", "", 0, 0,                                  \
       "addresses of trainers whose NCCL groups may be joined, as 10.0.0.0/8; repeatable; "         \
       "default: every address")                                                                    \
+    X(STR, nixl_library, "nixl-library", "FILE", "", 0, 0,                                         \
+      "libnixl_capi.so of an installed NIXL: updates may then name transport nixl, for which a "   \
+      "process of its own reads the trainer's memory; with --nixl-devices; default: they are "     \
+      "refused")                                                                                   \
+    X(STR, nixl_devices, "nixl-devices", "LIST", "", 0, 0,                                         \
+      "with --nixl-library: devices by which it reads, as UCX names them: eth0, or mlx5_0:1, "     \
+      "separated by commas; over TCP every host that reaches one can write to that process")       \
+    X(STR, nixl_tls, "nixl-tls", "LIST", "", 0, 0,                                                 \
+      "with --nixl-library: transports of UCX, as rc,cuda_copy or tcp; default: what UCX chooses") \
     X(MS, join_timeout, "join-timeout", "MS", "120000", 100, 86400000,                             \
       "longest time to join a trainer's NCCL group, unless the request sets timeout_s")            \
     X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \

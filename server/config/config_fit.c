@@ -12,9 +12,11 @@ static const char *const received[] = {
     "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
     "nccl-allow-cidr", "max-versions",   "max-weight-bytes", "pin-timeout",  "non-finite",
     "state-dir",       "snapshot",       "serve-base",       "placement",    "fetch-prefix",
-    "fetch-cidr",      "fetch-ca-file"};
+    "fetch-cidr",      "fetch-ca-file",  "nixl-library",     "nixl-devices", "nixl-tls"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
+/* Options that need --nixl-library. */
+static const char *const needs_nixl[] = {"nixl-devices", "nixl-tls"};
 /* Options that need --fetch-prefix. */
 static const char *const needs_fetch[] = {"fetch-cidr", "fetch-ca-file"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
@@ -68,6 +70,12 @@ static int needs_fit(const struct config_loader *l, struct err *e)
     o = option_given(l, needs_fetch, sizeof needs_fetch / sizeof needs_fetch[0]);
     if (o != NULL && l->config.fetch_prefix.n == 0)
         return option_refuse(l, o, "it has no effect without --fetch-prefix", e);
+    o = option_given(l, needs_nixl, sizeof needs_nixl / sizeof needs_nixl[0]);
+    if (o != NULL && l->config.nixl_library == NULL)
+        return option_refuse(l, o, "it has no effect without --nixl-library", e);
+    if (l->config.nixl_library != NULL && l->config.nixl_devices == NULL)
+        return option_refuse(l, config_find("nixl-library", strlen("nixl-library")),
+                             "it needs --nixl-devices: the devices that may be read by", e);
     return 0;
 }
 
