@@ -76,8 +76,9 @@ void fleet_report_states(struct fleet *f)
 /* Before the first update one without weights counts as synced. */
 static bool wants_seed_locked(const struct fleet *f, const struct upstream *u)
 {
-    return !f->cfg.staged && u->report.takes_seeds && u->have.weights.fault == FAULT_NONE &&
-           (!fleet_is_synced(f, u) || strcmp(u->report.not_ready, "no_weights") == 0);
+    return !f->cfg.staged && u->report.takes_seeds && fleet_may_seed(u) &&
+           (!fleet_is_synced(f, u) || have_is_broken(&u->have) ||
+            strcmp(u->report.not_ready, "no_weights") == 0);
 }
 
 int fleet_info_by(struct fleet *f, struct upstream *u, uint64_t deadline_us,

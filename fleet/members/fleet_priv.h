@@ -209,6 +209,13 @@ static inline bool fleet_is_synced(const struct fleet *f, const struct upstream 
             u->switching == SWITCH_AWAITED);
 }
 
+/* fleet_may_seed - may the weights of another engine take the place of its own? What a proof found
+ * wrong, or a sleep has changed, needs more. */
+static inline bool fleet_may_seed(const struct upstream *u)
+{
+    return u->have.weights.fault == FAULT_NONE || u->have.weights.fault == FAULT_TORN;
+}
+
 /* fleet_has_stale_caches - may they hold entries of other weights? Those of a two-phase engine are
  * its own business. */
 static inline bool fleet_has_stale_caches(const struct upstream *u)

@@ -187,14 +187,14 @@ static void check_seed_locked(const struct fleet *f, struct upstream *u,
 {
     if (f->updating || f->serial == 0 || report->is_stale || report->seeded_from[0] == '\0' ||
         report->seeded_serial == 0 || strcmp(report->label, f->label) != 0 ||
-        fleet_is_synced(f, u) || u->have.weights.fault != FAULT_NONE ||
+        (fleet_is_synced(f, u) && !have_is_broken(&u->have)) || !fleet_may_seed(u) ||
         u->have.sleep.weights == SLEEP_UNKNOWN)
         return;
     for (size_t i = 0; i < f->list->n; i++) {
         const struct upstream *from = f->list->items[i];
 
-        if (from == u || !fleet_is_synced(f, from) || upstream_is_removed(from) ||
-            from->report.serial != report->seeded_serial ||
+        if (from == u || !fleet_is_synced(f, from) || have_is_broken(&from->have) ||
+            upstream_is_removed(from) || from->report.serial != report->seeded_serial ||
             strcmp(from->report.process, report->seeded_from) != 0)
             continue;
         have_version(&u->have, f->serial);
