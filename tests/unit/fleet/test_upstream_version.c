@@ -607,51 +607,6 @@ static struct fleet *fleet_with_late_engine(void)
     return f;
 }
 
-static void report_seed(struct fleet *f, size_t i, const char *process, const char *label,
-                        uint64_t serial, const char *from, uint64_t seeded_serial)
-{
-    struct upstream_report report;
-
-    memset(&report, 0, sizeof report);
-    (void)snprintf(report.process, sizeof report.process, "%s", process);
-    (void)snprintf(report.label, sizeof report.label, "%s", label);
-    (void)snprintf(report.seeded_from, sizeof report.seeded_from, "%s", from);
-    report.serial = serial;
-    report.seeded_serial = seeded_serial;
-    fleet_probe_ok(f, engine_at(f, i), &report);
-}
-
-/* Only what another engine serves now, by its process and its own serial, under the fleet's label,
- * is the fleet's version. */
-static void test_engine_that_was_seeded_is_synced(void **cmocka_state)
-{
-    struct fleet *f = fleet_with_late_engine();
-
-    (void)cmocka_state;
-    report_seed(f, 1, "q2", "b", 1, "p", 5); /* nothing is known of p's serial yet */
-    assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 0, "p", "b", 5, "", 0);
-    report_seed(f, 1, "q2", "b", 1, "p", 4);
-    assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 1, "q2", "b", 1, "another", 5);
-    assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 1, "q2", "a", 1, "p", 5);
-    assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 1, "q2", "b", 1, "p", 5);
-    assert_string_equal(state(f, 1), "serving");
-
-    /* Another version under the same label: the serial before is of other weights. */
-    (void)commit(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
-    report_seed(f, 1, "q2", "b", 1, "p", 5);
-    assert_string_equal(state(f, 1), "unsynced");
-    report_seed(f, 0, "p", "b", 6, "", 0);
-    report_seed(f, 1, "q2", "b", 1, "p", 5);
-    assert_string_equal(state(f, 1), "unsynced");
-    report_seed(f, 1, "q2", "b", 2, "p", 6);
-    assert_string_equal(state(f, 1), "serving");
-    fleet_free(f);
-}
-
 /* Only the update that the engine has proven, under the fleet's label, shows that it has the
  * version; after a restart too. */
 static void test_engine_that_ends_its_update_late_is_synced(void **cmocka_state)
@@ -826,7 +781,6 @@ int main(void)
         cmocka_unit_test(test_restart_during_an_update_is_unsynced),
         cmocka_unit_test(test_engine_added_again_stays_fenced),
         cmocka_unit_test(test_engine_that_ends_its_update_late_is_synced),
-        cmocka_unit_test(test_engine_that_was_seeded_is_synced),
         cmocka_unit_test(test_label_of_a_fenced_engine_is_not_compared),
         cmocka_unit_test(test_update_of_another_client_is_noticed),
         cmocka_unit_test(test_version_of_a_hand_off_has_the_serial_of_the_store),
