@@ -53,14 +53,17 @@ static void *parallel_main(void *arg)
 /* Threads besides the caller's. */
 static unsigned threads_for(uint64_t n, uint64_t nbytes)
 {
-    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
     uint64_t most = nbytes / PARALLEL_NBYTES;
+    long n_cpus;
 
-    if (n_cpus > PARALLEL_THREADS_MAX)
-        n_cpus = PARALLEL_THREADS_MAX;
     if (most > n)
         most = n;
-    if (n_cpus < 2 || most < 2)
+    if (most < 2)
+        return 0;
+    n_cpus = sysconf(_SC_NPROCESSORS_ONLN); /* reads a file */
+    if (n_cpus > PARALLEL_THREADS_MAX)
+        n_cpus = PARALLEL_THREADS_MAX;
+    if (n_cpus < 2)
         return 0;
     return (most < (uint64_t)n_cpus ? (unsigned)most : (unsigned)n_cpus) - 1;
 }
