@@ -2,9 +2,10 @@
  * copies, changes and sums it in one pass (memory/scatter.h).
  *
  * The parts come into scratch memory of each GPU: those that are there already stay there, others
- * are uploaded, decompressed. The kernel says only whether a tensor's parts are wrong. What is
- * wrong the host finds out, as for a store without GPUs: it makes the tensor again. It also makes
- * what the kernel cannot: ranges, and tensors of which a GPU has no base. */
+ * are uploaded, decompressed. The kernel says only whether a tensor's parts are wrong. A patch
+ * whose positions do not ascend the host puts in order, once the kernel has refused it. What else
+ * is wrong the host finds out, as for a store without GPUs: it makes the tensor again. It also
+ * makes what the kernel cannot: ranges, and tensors of which a GPU has no base. */
 #include "weights/delta/delta_source_priv.h"
 
 #include "memory/slab.h"
@@ -20,6 +21,7 @@ enum { BUCKET_NBYTES = 512 << 20 }; /* a GPU needs longer for it than the host t
 /* A bucket that was posted and not received. */
 struct posted {
     struct device_batch *batches[STORE_DEVICES_MAX]; /* owned; [n_ranks], NULL: none */
+    uint64_t dst[STORE_DEVICES_MAX];                 /* [n_ranks] */
     uint32_t first, n;
 };
 
@@ -68,18 +70,9 @@ static bool has_frames(const struct delta_source *d)
     return false;
 }
 
-static bool has_patches(const struct delta_source *d)
-{
-    for (uint32_t i = 0; i < list_made(d)->n_tensors; i++)
-        if (d->link.delta->tensors[i].patch)
-            return true;
-    return false;
-}
-
 bool delta_device_keeps(const struct delta_source *d)
 {
-    return d->device != NULL && d->link.source->ops->fill == NULL && !has_frames(d) &&
-           !has_patches(d);
+    return d->device != NULL && d->link.source->ops->fill == NULL && !has_frames(d);
 }
 
 /* From pools of their own: idle in the store's, they would displace the memory of a version. */
@@ -228,9 +221,7 @@ int delta_device_upload(struct delta_source *d, struct progress *p, struct err *
 {
     struct delta_device *g = d->device;
 
-    for (uint32_t i = 0; i < list_made(d)->n_tensors; i++)
-        if (d->link.delta->tensors[i].patch)
-            delta_patch_sort(d, &d->link.delta->tensors[i]);
+    assert(list_made(d)->n_tensors == 0 || !d->link.delta->tensors[0].patch); /* from a group */
     if (has_frames(d)) {
         if (parts_expand(d, p, e) != 0)
             return -1;
@@ -304,6 +295,21 @@ static int host_pieces(struct delta_source *d, uint32_t i, void *piece, const ui
     return delta_merge_end(d->device->merge, e);
 }
 
+/* Brings the parts to the host, and there those of a patch in order. */
+static int parts_in_order(struct delta_source *d, uint32_t i, struct err *e)
+{
+    const struct delta_tensor *t = &d->link.delta->tensors[i];
+    const struct delta_device *g = d->device;
+
+    if (parts_to_host(d, e) != 0)
+        return -1;
+    if (t->patch)
+        delta_sort((char *)g->host->base + g->at[t->positions.i],
+                   (char *)g->host->base + g->at[t->values.i], g->nbytes[t->values.i] / t->unit,
+                   t->unit);
+    return 0;
+}
+
 /* Makes a tensor, which has a base; with `to` NULL only to see what is wrong. */
 static int host_make(struct delta_source *d, uint32_t i, const uint64_t *to, struct progress *p,
                      struct err *e)
@@ -311,7 +317,7 @@ static int host_make(struct delta_source *d, uint32_t i, const uint64_t *to, str
     struct slab *piece;
     int rc;
 
-    if (parts_to_host(d, e) != 0 || tensor_begin(d, i, e) != 0 ||
+    if (parts_in_order(d, i, e) != 0 || tensor_begin(d, i, e) != 0 ||
         store_scratch(d->store, SOURCE_PIECE_NBYTES, &piece, e) != 0)
         return -1;
     rc = host_pieces(d, i, piece->base, to, p, e);
@@ -348,9 +354,9 @@ static void piece_widen(struct scatter_piece *p)
     p->n_values = p->copy.nbytes / unit;
 }
 
-/* Tensor i of a rank's bucket, which begins with tensor `first` at `dst`. */
-static struct scatter_piece piece_of(const struct delta_source *d, uint32_t rank, uint32_t i,
-                                     uint32_t first, uint64_t dst)
+/* Tensor i of a bucket on a rank. */
+static struct scatter_piece piece_of(const struct delta_source *d, const struct posted *b,
+                                     uint32_t rank, uint32_t i)
 {
     static const uint8_t kinds[DELTA_KIND_COUNT] = {[DELTA_XOR] = SCATTER_ALL,
                                                     [DELTA_GAP] = SCATTER_GAP,
@@ -361,7 +367,7 @@ static struct scatter_piece piece_of(const struct delta_source *d, uint32_t rank
     const struct tensor_spec *spec = &list_made(d)->tensors[i];
     uint64_t parts = g->parts[rank]->addr, values = parts + g->at[t->values.i];
     struct scatter_piece p = {
-        .copy = {.dst = dst + (spec->offset - list_made(d)->tensors[first].offset),
+        .copy = {.dst = b->dst[rank] + (spec->offset - list_made(d)->tensors[b->first].offset),
                  .nbytes = spec->nbytes},
         .kind = SCATTER_INDEX, /* a copy: there are no values */
         .unit = (uint8_t)dtype_nbytes(spec->dtype),
@@ -387,49 +393,49 @@ static struct scatter_piece piece_of(const struct delta_source *d, uint32_t rank
 }
 
 /* Checks the tensors of a bucket, and makes those that a kernel cannot. */
-static int bucket_on_host(struct delta_source *d, uint32_t first, uint32_t n, const uint64_t *dst,
-                          struct progress *p, struct err *e)
+static int bucket_on_host(struct delta_source *d, const struct posted *b, struct progress *p,
+                          struct err *e)
 {
     const struct tensor_spec *t = list_made(d)->tensors;
     uint64_t to[STORE_DEVICES_MAX];
 
-    for (uint32_t i = first; i < first + n; i++) {
+    for (uint32_t i = b->first; i < b->first + b->n; i++) {
         if (tensor_begin(d, i, e) != 0)
             return -1;
         if (!on_host(d, i))
             continue;
         for (uint32_t r = 0; r < d->device->n_ranks; r++)
-            to[r] = dst[r] + (t[i].offset - t[first].offset);
+            to[r] = b->dst[r] + (t[i].offset - t[b->first].offset);
         if (host_make(d, i, to, p, e) != 0)
             return -1;
     }
     return 0;
 }
 
-/* @pieces  room for those of the bucket */
-static int queue_rank(struct delta_source *d, struct posted *b, uint32_t rank, uint64_t dst,
-                      struct scatter_piece *pieces, struct err *e)
+/* Queues tensors [first, first + n) of a bucket on a rank. @pieces  room for them */
+static int queue_rank(struct delta_source *d, struct posted *b, uint32_t rank, uint32_t first,
+                      uint32_t n, struct scatter_piece *pieces, struct err *e)
 {
     struct delta_device *g = d->device;
 
-    for (uint32_t k = 0; k < b->n; k++)
-        pieces[k] = piece_of(d, rank, b->first + k, b->first, dst);
-    if (device_batch_new(g->devices[rank], &b->batches[rank], e) != 0)
+    for (uint32_t k = 0; k < n; k++)
+        pieces[k] = piece_of(d, b, rank, first + k);
+    if (b->batches[rank] == NULL && device_batch_new(g->devices[rank], &b->batches[rank], e) != 0)
         return -1;
-    return device_batch_scatter(b->batches[rank], pieces, b->n,
-                                g->made + (size_t)rank * list_made(d)->n_tensors + b->first, e);
+    return device_batch_scatter(b->batches[rank], pieces, n,
+                                g->made + (size_t)rank * list_made(d)->n_tensors + first, e);
 }
 
-static int queue_bucket(struct delta_source *d, struct posted *b, const uint64_t *dst,
-                        struct err *e)
+static int queue_tensors(struct delta_source *d, struct posted *b, uint32_t first, uint32_t n,
+                         struct err *e)
 {
-    struct scatter_piece *pieces = malloc(b->n * sizeof *pieces);
+    struct scatter_piece *pieces = malloc(n * sizeof *pieces);
     int rc = 0;
 
     if (pieces == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors", (unsigned)b->n);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors", (unsigned)n);
     for (uint32_t r = 0; r < d->device->n_ranks && rc == 0; r++)
-        rc = queue_rank(d, b, r, dst[r], pieces, e);
+        rc = queue_rank(d, b, r, first, n, pieces, e);
     free(pieces);
     return rc;
 }
@@ -459,20 +465,56 @@ static const struct device_made *delta_device_made(const struct source *s, uint3
     return d->device->made + (size_t)rank * list_made(d)->n_tensors;
 }
 
-/* The first tensor that the kernel refused on a rank, as the host refuses it. */
-static int posted_judge(struct delta_source *d, const struct posted *b, struct progress *p,
+static bool is_refused(const struct delta_source *d, uint32_t i)
+{
+    for (uint32_t r = 0; r < d->device->n_ranks; r++)
+        if (delta_device_made(&d->source, r)[i].refused)
+            return true;
+    return false;
+}
+
+static int batches_wait(const struct delta_source *d, const struct posted *b, struct progress *p,
                         struct err *e)
 {
-    for (uint32_t i = b->first; i < b->first + b->n; i++)
-        for (uint32_t r = 0; r < d->device->n_ranks; r++) {
-            if (!delta_device_made(&d->source, r)[i].refused)
-                continue;
-            if (host_make(d, i, NULL, p, e) != 0)
+    for (uint32_t r = 0; r < d->device->n_ranks; r++)
+        if (device_batch_wait(b->batches[r], p, e) != 0)
+            return -1;
+    return 0;
+}
+
+/* Makes a patch again, in order: that of its positions may be all that was wrong. */
+static int patch_again(struct delta_source *d, struct posted *b, uint32_t i, struct progress *p,
+                       struct err *e)
+{
+    const struct delta_tensor *t = &d->link.delta->tensors[i];
+    const struct delta_part *parts[] = {&t->positions, &t->values};
+    struct delta_device *g = d->device;
+
+    if (parts_in_order(d, i, e) != 0)
+        return -1;
+    for (uint32_t r = 0; r < g->n_ranks; r++)
+        for (uint32_t k = 0; k < 2; k++)
+            if (device_write(g->devices[r], g->parts[r]->addr + g->at[parts[k]->i],
+                             (char *)g->host->base + g->at[parts[k]->i], g->nbytes[parts[k]->i],
+                             e) != 0)
                 return -1;
-            return err_set(e, ERR_CUDA, "",
-                           "%s refused the delta of a tensor that the host does not refuse",
-                           device_name(d->device->devices[r]));
-        }
+    return queue_tensors(d, b, i, 1, e) == 0 ? batches_wait(d, b, p, e) : -1;
+}
+
+/* The first tensor that the kernel refuses on a rank, as the host refuses it. */
+static int posted_judge(struct delta_source *d, struct posted *b, struct progress *p, struct err *e)
+{
+    for (uint32_t i = b->first; i < b->first + b->n; i++) {
+        if (is_refused(d, i) && d->link.delta->tensors[i].patch && patch_again(d, b, i, p, e) != 0)
+            return -1;
+        if (!is_refused(d, i))
+            continue;
+        if (host_make(d, i, NULL, p, e) != 0)
+            return -1;
+        return err_set(e, ERR_CUDA, "",
+                       "a GPU refused the delta of '%.256s', which the host does not refuse",
+                       list_made(d)->tensors[i].name);
+    }
     return 0;
 }
 
@@ -516,7 +558,8 @@ static int delta_device_post(struct source *s, uint32_t first, uint32_t n, const
         return -1;
     g->n_posted++;
     *b = (struct posted){.first = first, .n = n};
-    if (bucket_on_host(d, first, n, dst, p, e) == 0 && queue_bucket(d, b, dst, e) == 0)
+    memcpy(b->dst, dst, g->n_ranks * sizeof *dst);
+    if (bucket_on_host(d, b, p, e) == 0 && queue_tensors(d, b, first, n, e) == 0)
         return 0;
     all_drop(g);
     return -1;
@@ -526,15 +569,9 @@ static int delta_device_receive(struct source *s, struct progress *p, struct err
 {
     struct delta_source *d = (struct delta_source *)s;
     struct delta_device *g = d->device;
-    const struct posted *b = &g->posted[g->i_posted];
+    struct posted *b = &g->posted[g->i_posted];
 
-    for (uint32_t r = 0; r < g->n_ranks; r++) {
-        if (device_batch_wait(b->batches[r], p, e) != 0) {
-            all_drop(g);
-            return -1;
-        }
-    }
-    if (posted_judge(d, b, p, e) != 0) {
+    if (batches_wait(d, b, p, e) != 0 || posted_judge(d, b, p, e) != 0) {
         all_drop(g);
         return -1;
     }

@@ -153,8 +153,8 @@ struct step {
     struct hash *hash; /* owned; NULL: there is nothing to compare it with */
 };
 
-/* Its parts are in memory of this source. */
-void delta_patch_sort(const struct delta_source *d, const struct delta_tensor *change)
+/* Puts a patch, whose parts are in memory of this source, in order. */
+static void patch_sort(const struct delta_source *d, const struct delta_tensor *change)
 {
     const struct tensor_spec *sent = d->link.sent.tensor_list->tensors;
     char *parts = d->parts->base;
@@ -170,7 +170,7 @@ static int step_begin(struct delta_source *d, struct step *s, struct err *e)
     if (d->link.pull == NULL) {
         c->how = d->link.delta->tensors[s->i];
         if (c->how.patch)
-            delta_patch_sort(d, &c->how);
+            patch_sort(d, &c->how);
         c->positions = delta_part_bytes(d, &c->how.positions);
         c->values = delta_part_bytes(d, &c->how.values);
     } else if (pull_change(c, d->link.pull, d->link.pull->index[s->i], s->k, d->store,

@@ -34,11 +34,9 @@ struct delta_source {
 int delta_source_begin(struct delta_source *d, struct progress *p, struct err *e);
 
 /* delta_part_bytes - a part in d->parts, as it was sent.
- * delta_patch_sort - put a patch in d->parts in order.
  * delta_part_verify - compare a checksum with the one that was sent with part i, if one was.
  * Errors: ERR_CHECKSUM at /checksums/<i>. */
 struct delta_bytes delta_part_bytes(const struct delta_source *d, const struct delta_part *part);
-void delta_patch_sort(const struct delta_source *d, const struct delta_tensor *t);
 int delta_part_verify(const struct delta_source *d, uint32_t i, const struct checksum *sum,
                       struct err *e);
 
