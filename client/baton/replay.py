@@ -112,7 +112,7 @@ def cut_routed_experts(routes: Any, layout: Union[ReplayLayout, Mapping[str, Any
                          f"{length} tokens")
     padded = _pad(numpy, routes, -(-length // multiple) * multiple)
     blocks = []
-    for p, (begin, end) in enumerate(_stages(pp, first, last, num_layers)):
+    for p, (begin, end) in enumerate(split_layers(pp, first, last, num_layers)):
         mine = [at for at, layer in enumerate(sparse) if begin <= layer < end]
         for c in range(cp):
             cut = _chunks(numpy, padded[:, mine], c, cp)
@@ -299,7 +299,7 @@ def _sparse(layout, num_layers, sparse):
     return sparse
 
 
-def _stages(pp, first, last, num_layers):
+def split_layers(pp, first, last, num_layers):
     """[begin, end) of each stage."""
     n_left = pp - bool(first) - bool(last)
     each = [(num_layers - first - last) // n_left] * n_left if n_left else []
