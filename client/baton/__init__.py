@@ -31,7 +31,7 @@ key. One with TLS is an https:// URL; SSL_CERT_FILE names a certificate that the
 know.
 """
 
-from . import delta, types
+from . import delta, reshard, types
 from .attached import Attached, attach
 from .connection import request
 from .errors import BatonError, InputError
@@ -49,5 +49,5 @@ __version__ = "0.1.0"  # that of CMakeLists.txt; a test compares
 __all__ = ["BatonError", "InputError", "Tensor", "Update", "push", "join", "Group", "attach",
            "Attached", "wait_ready", "request", "load_file", "checksum", "gpu_checksums",
            "plan_digest", "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "Rollouts",
-           "rollouts", "stream_rollouts", "read_rollouts", "assemble_rollouts", "DTYPES", "delta", "types",
+           "rollouts", "stream_rollouts", "read_rollouts", "assemble_rollouts", "DTYPES", "delta", "reshard", "types",
            "__version__"]
