@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 BATON, CLIENT, FOLDER, DOUBLE, INCOMPLETE = sys.argv[1:6]
 sys.path.insert(0, CLIENT)
@@ -168,6 +169,38 @@ def check_tables(s, agents):
     up["full_shape"] = [512, 64]
     refuse(s, {**say, "shard_table": tables}, 400, "bad_request", "two tables differ", "'up'")
     refuse(s, {**say, "shard_table": {**one, "schema": "v2"}}, 400, "bad_request", "mx.reshard.shard_table.v1")
+
+
+class Registered:
+    """As much of a torch tensor as baton.reshard.shard_table asks, in an agent's memory."""
+    dtype, device = "torch.bfloat16", types.SimpleNamespace(type="cpu")
+
+    def __init__(self, addr, n):
+        self.is_contiguous, self.element_size = lambda: True, lambda: 2
+        self.numel, self.data_ptr = lambda: n, lambda: addr
+
+
+def check_plans(s):
+    """The tables of baton.reshard for four ranks of FSDP and one that has nothing, each with an agent of its own: tensors in
+    rows and columns, in rows that two ranks have, and whole on all ranks."""
+    tensors, agents, tables = version(12), [], []
+    words = {name: memoryview(t.data).cast("H") for name, t in tensors.items()}
+    try:
+        for at in ((0, 0), (0, 1), (1, 0), (1, 1), None):
+            agents.append(Agent(FOLDER, 1 << 21))
+            cuts = {name: (0, 1) if len(t.shape) == 2 else (None, 0) if t.shape else (None, None) for name, t in tensors.items()}
+            cuts["down"] = (None, 0)
+            shards = baton.reshard.fsdp2({name: baton.reshard.Placed(t.shape, (2, 2), at, cuts[name])
+                                          for name, t in tensors.items()})
+            memory = {shard.parameter: Registered(agents[-1].put(b"".join(
+                words[shard.name][begin:begin + n].tobytes() for begin, n, _ in shard.ranges())), shard.numel) for shard in shards}
+            metadata = base64.b64decode(agents[-1].json()["metadata"])
+            tables.append(baton.reshard.shard_table(shards, memory, agents[-1].name, metadata))
+        s.post(UPDATE, {"transport": "nixl", "shard_table": tables, "unchecked": True})
+        served(s, tensors, "plans of FSDP")
+    finally:
+        for agent in agents:
+            agent.close()
 
 
 def check_client(s):
@@ -473,6 +506,7 @@ def main():
     with serve() as s:
         check_good(s, agents)
         check_tables(s, agents)
+        check_plans(s)
         check_client(s)
         check_refused(s, agents)
         check_known_late(s, agents)
