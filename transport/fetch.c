@@ -1,189 +1,130 @@
-/* The HTTP client needs a loop, which has a thread; the caller waits, and looks for the reasons to
- * end. What comes goes straight to the disk: no file is in memory. */
-#include "base/clock.h"
-#include "base/loop.h"
-#include "base/mtx.h"
+/* What comes goes straight to the disk: no file is in memory. A connection that breaks is no end of
+ * a file whose server says which one it is: the rest is asked for, of that one. */
 #include "base/utf8.h"
-#include "http/client/http.h"
 #include "transport/fetch_priv.h"
+#include "transport/lanes.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    SLICE_US = 100000, /* between two looks at the reasons to end */
-    STATUS_OK = 200,
-    STATUS_NOT_FOUND = 404
-};
+enum { STATUS_OK = 200, STATUS_NOT_FOUND = 404 };
 
 struct fetch {
-    const struct fetch_rules *rules; /* borrowed, and so are the next two */
+    const struct fetch_rules *rules; /* borrowed, and so is the next */
     const struct progress *progress;
-    uint64_t stall_us;
-    struct loop *loop;
-    struct http_client *client;
-    struct http_target target;
+    struct lanes *lanes;
     char path[FETCH_PATH_MAX]; /* of the directory */
 
-    struct mtx lock; /* rank MTX_LEAF; guards `ended` */
-    struct cnd changed;
-    bool ended;
-
     /* The loop's thread has these while a call runs, the caller otherwise. */
-    struct loop_item begin, cancel;
-    struct http_call *call;
-    char at[FETCH_PATH_MAX]; /* of the file */
+    char at[FETCH_PATH_MAX];   /* of the file */
+    char etag[HTTP_VALUE_MAX]; /* of the file; "": it has none that proves its bytes */
     int fd;
-    uint64_t nbytes_max;
-    struct err why;
-
-    atomic_uint_fast64_t nbytes; /* relaxed: that have come */
+    bool asked;
+    uint64_t nbytes, nbytes_max;
 };
 
 /* ---- on the loop's thread ---- */
 
-static void fetch_ended(struct fetch *f)
+static struct lane_ask ask_of(const struct fetch *f)
 {
-    f->call = NULL;
-    mtx_lock(&f->lock);
-    f->ended = true;
-    cnd_signal(&f->changed);
-    mtx_unlock(&f->lock);
+    struct lane_ask ask = {.method = "GET", .path = f->at};
+
+    if (f->nbytes > 0) {
+        ask.etag = f->etag;
+        ask.from = f->nbytes;
+        ask.to = UINT64_MAX;
+    }
+    return ask;
 }
 
-static void fetch_give_up(void *arg)
+static bool fetch_next(void *arg, unsigned lane, struct lane_ask *out)
 {
     struct fetch *f = arg;
+    bool first = !f->asked;
 
-    if (f->call == NULL)
-        return;
-    http_cancel(f->call);
-    fetch_ended(f);
+    (void)lane;
+    f->asked = true;
+    *out = ask_of(f);
+    return first;
 }
 
-static int refuse_size(struct fetch *f, uint64_t nbytes)
+static int refuse_size(const struct fetch *f, uint64_t nbytes, struct err *e)
 {
-    return err_set(&f->why, ERR_TOO_LARGE, "",
-                   "it has %llu bytes or more, at most %llu are allowed",
+    return err_set(e, ERR_TOO_LARGE, "", "it has %llu bytes or more, at most %llu are allowed",
                    (unsigned long long)nbytes, (unsigned long long)f->nbytes_max);
 }
 
-static int check_head(struct fetch *f, const struct http_head *h)
+/* The whole file comes, perhaps again. */
+static int begin_whole(struct fetch *f, const struct http_head *h, struct err *e)
 {
-    if (h->status == STATUS_NOT_FOUND)
-        return err_set(&f->why, ERR_NOT_FOUND, "", "it is not there (yet)");
-    if (h->status != STATUS_OK)
-        return err_set(&f->why, ERR_UNREADABLE, "", "the server answered %d%s", h->status,
-                       h->status >= 300 && h->status < 400 ? ", and redirects are not followed"
-                                                           : "");
-    if (h->content_encoding[0] != '\0' && strcmp(h->content_encoding, "identity") != 0)
-        return err_set(&f->why, ERR_UNREADABLE, "", "it came in the encoding '%.*s'",
-                       utf8_cut(h->content_encoding, 64), h->content_encoding);
+    bool proves = strncmp(h->etag, "W/", 2) != 0 && strlen(h->etag) + 1 < sizeof h->etag;
+
+    if (f->nbytes > 0 && (ftruncate(f->fd, 0) != 0 || lseek(f->fd, 0, SEEK_SET) != 0))
+        return err_set_errno(e, ERR_UNREADABLE, "", errno, "its temporary file cannot be emptied");
+    f->nbytes = 0;
+    (void)snprintf(f->etag, sizeof f->etag, "%s", proves ? h->etag : "");
     return h->content_length > 0 && (uint64_t)h->content_length > f->nbytes_max
-               ? refuse_size(f, (uint64_t)h->content_length)
+               ? refuse_size(f, (uint64_t)h->content_length, e)
                : 0;
 }
 
-static void fetch_on_head(void *arg, const struct http_head *head)
+static int fetch_head(void *arg, unsigned lane, const struct http_head *h, struct err *e)
 {
     struct fetch *f = arg;
+    struct lane_ask ask = ask_of(f);
+    uint64_t total;
 
-    if (check_head(f, head) != 0)
-        fetch_give_up(f);
+    (void)lane;
+    if (h->status == STATUS_NOT_FOUND)
+        return err_set(e, ERR_NOT_FOUND, "", "it is not there (yet)");
+    if (h->status != STATUS_OK && !(h->status / 100 == 2 && ask.to != 0))
+        return err_set(e, ERR_UNREADABLE, "", "the server answered %d%s", h->status,
+                       h->status >= 300 && h->status < 400 ? ", and redirects are not followed"
+                                                           : "");
+    if (lanes_check_encoding(h, e) != 0)
+        return -1;
+    if (h->status == STATUS_OK)
+        return begin_whole(f, h, e);
+    if (lanes_check_range(h, &ask, &total, e) != 0)
+        return -1;
+    return total > f->nbytes_max ? refuse_size(f, total, e) : 0;
 }
 
-static int keep(struct fetch *f, const char *data, size_t len)
+static int fetch_data(void *arg, unsigned lane, const void *data, size_t len, struct err *e)
 {
-    uint64_t nbytes = atomic_fetch_add_explicit(&f->nbytes, len, memory_order_relaxed) + len;
+    struct fetch *f = arg;
+    const char *at = data;
 
-    if (nbytes > f->nbytes_max)
-        return refuse_size(f, nbytes);
+    (void)lane;
+    if (f->nbytes + len > f->nbytes_max)
+        return refuse_size(f, f->nbytes + len, e);
+    f->nbytes += len;
     while (len > 0) {
-        ssize_t n = write(f->fd, data, len);
+        ssize_t n = write(f->fd, at, len);
 
         if (n < 0 && errno != EINTR)
-            return err_set_errno(&f->why, ERR_UNREADABLE, "", errno,
+            return err_set_errno(e, ERR_UNREADABLE, "", errno,
                                  "its temporary file cannot be written");
-        data += n > 0 ? n : 0;
+        at += n > 0 ? n : 0;
         len -= n > 0 ? (size_t)n : 0;
     }
     return 0;
 }
 
-static bool fetch_on_data(void *arg, const void *data, size_t len)
+static int fetch_whole(void *arg, unsigned lane, struct err *e)
 {
-    struct fetch *f = arg;
-
-    if (keep(f, data, len) != 0)
-        fetch_give_up(f);
-    return true;
-}
-
-static void fetch_on_done(void *arg, const struct http_end *end)
-{
-    struct fetch *f = arg;
-
-    if (end->outcome != HTTP_WHOLE)
-        (void)err_set(&f->why, end->outcome == HTTP_NO_MEMORY ? ERR_NO_MEMORY : ERR_UNREADABLE, "",
-                      "%.250s", end->why[0] != '\0' ? end->why : "no memory for the request");
-    fetch_ended(f);
-}
-
-static void fetch_begin(void *arg)
-{
-    struct fetch *f = arg;
-    struct http_call_request req = {.target = &f->target,
-                                    .method = "GET",
-                                    .path = f->at,
-                                    .connect_timeout_us = f->stall_us,
-                                    .allowed = fetch_address_allowed,
-                                    .allowed_arg = f->rules};
-    struct http_events events = {
-        .head = fetch_on_head, .data = fetch_on_data, .done = fetch_on_done, .arg = f};
-
-    if (http_start(&f->call, f->client, &req, &events, &f->why) != 0)
-        fetch_ended(f);
+    (void)arg;
+    (void)lane;
+    (void)e;
+    return 0;
 }
 
 /* ---- on the caller's ---- */
-
-/* Must it end now? @moved_us  when the last bytes came */
-static int fetch_check(const struct fetch *f, uint64_t moved_us, struct err *e)
-{
-    if (progress_check(f->progress, e) != 0)
-        return -1;
-    if (clock_now_us() - moved_us < f->stall_us)
-        return 0;
-    return err_set(e, ERR_TIMEOUT, "", "no byte came for %llu ms",
-                   (unsigned long long)f->stall_us / 1000);
-}
-
-static int fetch_wait(struct fetch *f, struct err *e)
-{
-    uint64_t seen = 0, now, moved_us = clock_now_us();
-    bool ended = false;
-
-    while (!ended) {
-        mtx_lock(&f->lock);
-        if (!f->ended)
-            (void)cnd_wait(&f->changed, &f->lock, clock_after_us(SLICE_US));
-        ended = f->ended;
-        mtx_unlock(&f->lock);
-        now = atomic_load_explicit(&f->nbytes, memory_order_relaxed);
-        moved_us = now != seen ? clock_now_us() : moved_us;
-        seen = now;
-        if (!ended && e->code == ERR_NONE && fetch_check(f, moved_us, e) != 0)
-            loop_post(f->loop, &f->cancel);
-    }
-    if (e->code == ERR_NONE)
-        *e = f->why;
-    return e->code == ERR_NONE ? 0 : -1;
-}
 
 static int temporary_file(const char *dir, struct err *e)
 {
@@ -199,29 +140,44 @@ static int temporary_file(const char *dir, struct err *e)
     return fd;
 }
 
+/* A broken connection is followed by another for as long as each brings more. */
 static int fetch_get(struct fetch *f, struct err *e)
 {
+    struct lanes_work w = {.n_lanes = 1,
+                           .next = fetch_next,
+                           .head = fetch_head,
+                           .data = fetch_data,
+                           .whole = fetch_whole,
+                           .arg = f};
+    uint64_t had;
+    bool broken;
+    int rc;
+
     f->fd = temporary_file(f->rules->cfg.dir, e);
     if (f->fd < 0)
         return -1;
-    f->ended = false;
-    f->why = (struct err){0};
-    atomic_store_explicit(&f->nbytes, 0, memory_order_relaxed);
-    loop_post(f->loop, &f->begin);
-    if (fetch_wait(f, e) == 0)
-        return 0;
-    (void)close(f->fd);
-    return -1;
+    f->nbytes = 0;
+    f->etag[0] = '\0';
+    do {
+        err_clear(e);
+        had = f->nbytes;
+        f->asked = false;
+        rc = lanes_run(f->lanes, &w, f->progress, &broken, e);
+    } while (rc != 0 && broken && f->etag[0] != '\0' && f->nbytes > had);
+    if (rc != 0)
+        (void)close(f->fd);
+    return rc;
 }
 
 /* Puts the file's name and its server before a message. */
 static int say_fetched(const struct fetch *f, const char *name, struct err *e)
 {
     char text[ERR_MSG_MAX];
+    const char *url = lanes_url(f->lanes);
 
     memcpy(text, e->msg, sizeof text);
     (void)snprintf(e->msg, sizeof e->msg, "'%.*s' of %.*s: %.*s", utf8_cut(name, 120), name,
-                   utf8_cut(f->target.url, 80), f->target.url, utf8_cut(text, 250), text);
+                   utf8_cut(url, 80), url, utf8_cut(text, 250), text);
     return -1;
 }
 
@@ -242,9 +198,9 @@ int fetch_file(void *fetch, int *fd, const char *name, uint64_t nbytes_max, stru
 int fetch_open(struct fetch **out, const struct fetch_rules *r, const char *url,
                const struct progress *progress, uint64_t stall_us, struct err *e)
 {
-    static const struct loop_cfg loop_cfg = {.name = "fetch"};
     const char *rest = "";
     const struct fetch_prefix *p = fetch_prefix_of(r, url, &rest);
+    struct lanes_place place = {.allowed = fetch_address_allowed, .allowed_arg = r};
     struct fetch *f;
 
     if (p == NULL)
@@ -255,19 +211,13 @@ int fetch_open(struct fetch **out, const struct fetch_rules *r, const char *url,
     f = calloc(1, sizeof *f);
     if (f == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to fetch files");
-    mtx_init(&f->lock, MTX_LEAF);
-    cnd_init(&f->changed);
     f->rules = r;
     f->progress = progress;
-    f->stall_us = stall_us;
-    f->target = (struct http_target){.url = p->url, .ca_file = r->cfg.ca_file};
-    f->begin = (struct loop_item){.run = fetch_begin, .arg = f};
-    f->cancel = (struct loop_item){.run = fetch_give_up, .arg = f};
+    place.target = (struct http_target){.url = p->url, .ca_file = r->cfg.ca_file};
     if (snprintf(f->path, sizeof f->path, "%s%s", p->path, rest) >= (int)sizeof f->path)
         (void)fetch_refuse_path("/source", url, e);
-    if (e->code != ERR_NONE || loop_new(&f->loop, &loop_cfg, e) != 0 ||
-        http_client_new(&f->client, f->loop, e) != 0 || loop_start(f->loop, e) != 0) {
-        fetch_close(f);
+    if (e->code != ERR_NONE || lanes_open(&f->lanes, &place, stall_us, e) != 0) {
+        free(f);
         return -1;
     }
     *out = f;
@@ -278,11 +228,6 @@ void fetch_close(struct fetch *f)
 {
     if (f == NULL)
         return;
-    if (f->loop != NULL)
-        loop_stop(f->loop);
-    http_client_free(f->client);
-    loop_free(f->loop);
-    cnd_fini(&f->changed);
-    mtx_fini(&f->lock);
+    lanes_close(f->lanes);
     free(f);
 }

@@ -1,6 +1,7 @@
 /* Files from HTTP servers: the versions that a trainer publishes in an object store. A file is
- * fetched whole, into one without a name, which is then read as any other. Where from, the
- * configuration says: nothing else is connected to, and redirects are not followed. */
+ * fetched whole, into one without a name, which is then read as any other; after a connection that
+ * broke the rest of it, if the server's ETag says which file it is. Where from, the configuration
+ * says: nothing else is connected to, and redirects are not followed. */
 #ifndef BATON_TRANSPORT_FETCH_H
 #define BATON_TRANSPORT_FETCH_H
 
@@ -50,7 +51,8 @@ int fetch_open(struct fetch **out, const struct fetch_rules *r, const char *url,
  * Errors, which name the file and the server; nothing is left of it then:
  *   ERR_NOT_FOUND   404
  *   ERR_UNREADABLE  another status, a redirect, no connection, an address that is not allowed, a
- *                   connection that breaks, a body in another encoding, no room on the disk
+ *                   connection that breaks and brought nothing new, a body in another encoding, no
+ *                   room on the disk
  *   ERR_TOO_LARGE   more than nbytes_max
  *   ERR_TIMEOUT, ERR_GONE, ERR_BAD_REQUEST (the name), ERR_NO_MEMORY */
 int fetch_file(void *fetch, int *fd, const char *name, uint64_t nbytes_max, struct err *e);

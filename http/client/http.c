@@ -193,6 +193,10 @@ static void http_read_header(struct http_head *head, const char *line, size_t le
         header_keep(head->boot_id, value, n);
     else if (header_is(line, len, "X-Baton-Weight-Version", &value, &n))
         header_keep(head->weight_version, value, n);
+    else if (header_is(line, len, "ETag", &value, &n))
+        header_keep(head->etag, value, n);
+    else if (header_is(line, len, "Content-Range", &value, &n))
+        header_keep(head->content_range, value, n);
 }
 
 /* The length and encoding of the body must be unambiguous: with a wrong end of one response, the
@@ -539,6 +543,7 @@ static int set_how(struct http_call *call, const struct http_call_request *req)
     SET(call, CURLOPT_WRITEDATA, (void *)call);
     SET(call, CURLOPT_CONNECTTIMEOUT_MS, ms_of(req->connect_timeout_us));
     SET(call, CURLOPT_TIMEOUT_MS, ms_of(req->timeout_us));
+    SET(call, CURLOPT_MAX_RECV_SPEED_LARGE, (curl_off_t)req->rate_max);
     return 0;
 }
 

@@ -71,6 +71,7 @@ struct http_call_request {
     size_t n_headers;
     uint64_t connect_timeout_us; /* > 0 */
     uint64_t timeout_us;         /* of the whole; 0: the caller ends it */
+    uint64_t rate_max;           /* bytes of the answer a second, on average; 0: no limit */
     bool fresh;                  /* must not run twice */
     /* May this address be connected to? It is that of the socket, whatever the name was; NULL: any
      * may. */
@@ -85,6 +86,7 @@ struct http_head {
     /* Without control characters. */
     char content_type[HTTP_VALUE_MAX], content_encoding[HTTP_VALUE_MAX];
     char retry_after[HTTP_VALUE_MAX], boot_id[HTTP_VALUE_MAX], weight_version[HTTP_VALUE_MAX];
+    char etag[HTTP_VALUE_MAX], content_range[HTTP_VALUE_MAX];
 };
 
 enum http_outcome {

@@ -50,6 +50,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             data = data[:-40]
         if fault == "longer":
             data += b" x"
+        if fault in ("broken", "changed", "lies"):
+            return self.answer_broken(data, fault)
         self.send_response(200)
         if fault == "encoded":
             self.send_header("Content-Encoding", "gzip")
@@ -67,6 +69,25 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
         self.close_connection = fault is not None
 
+    def answer_broken(self, data, fault):
+        """Of each answer no more than a third of the file comes; `changed`: what comes after the first is another file."""
+        store, third = self.server, len(data) // 3
+        asked = self.headers["Range"]
+        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        store.ranges.append(asked)
+        if asked:
+            same(self.headers["If-Range"], '"one"', "the file that the rest is of")
+        if fault == "changed" and asked:
+            begin, asked = 0, None
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {begin - (fault == 'lies')}-{len(data) - 1}/{len(data)}")
+        self.send_header("ETag", '"one"')
+        self.send_header("Content-Length", str(len(data) - begin))
+        self.end_headers()
+        self.wfile.write(data[begin:] if fault == "changed" and len(store.ranges) > 1 else data[begin:][:third])
+        self.close_connection = True
+
     def answer(self, status, body, *headers):
         self.send_response(status)
         for header in (("Content-Length", str(len(body))), *headers):
@@ -82,6 +103,7 @@ class Store(http.server.ThreadingHTTPServer):
     def __init__(self, tls):
         super().__init__(("127.0.0.1", 0), Answer)
         self.faults, self.asked, self.release = {}, [], threading.Event()
+        self.ranges = []  # what the requests of a fault "broken" asked for
         self.url = f"{'https' if tls else 'http'}://localhost:{self.server_port}"
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -184,6 +206,23 @@ def faults(store):
             refused("before the deadline", t.pull, 1, RUN)
         t.pull(1, RUN)
         t.reload(1)
+
+
+def resumed(store):
+    """A connection that breaks: the rest is asked for, of the same file; of another file all of it."""
+    with world("--fetch-prefix", f"gs://bucket={store.url}/bucket", *PRIVATE) as server:
+        t = Trainer(server, "slime/xor-adler32")
+        t.begin(RUN)
+        size = os.path.getsize(os.path.join(t.publish(1), PAYLOAD))
+        with store.fault(PAYLOAD, "lies"):
+            refused("with the range 'bytes", t.pull, 1, RUN)
+        for fault, n in (("changed", 2), ("broken", 3 + (size % 3 > 0))):
+            store.ranges = []
+            with store.fault(PAYLOAD, fault):
+                t.pull(1, RUN)
+            same(store.ranges, [None] + [f"bytes={size // 3 * i}-" for i in range(1, n)], f"{fault}: what is asked for")
+        t.reload(1)
+        server.serves(1)
 
 
 def more_than_the_manifest(store):
@@ -289,6 +328,7 @@ TLS, PLAIN = Store(True), Store(False)
 right_ones(TLS)
 whole(PLAIN)
 faults(PLAIN)
+resumed(PLAIN)
 more_than_the_manifest(PLAIN)
 forbidden(PLAIN, TLS)
 PLAIN.asked.clear()
