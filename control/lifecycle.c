@@ -36,8 +36,8 @@ static const struct refusal refusals[] = {
      "the server is loading its first weights"},
     {~(unsigned)(ALWAYS | BIT(CALL_ABORT_REQUESTS) | UPDATE_ENDS), BIT(LIFE_DRAINING), ANY, ANY,
      ANY, ANY, ANY, ERR_DRAINING, "the server is draining and takes no new work"},
-    {UPDATE_ENDS, BIT(LIFE_DRAINING), ANY, ANY, ANY, BIT(UPDATE_IS_NONE), ANY, ERR_DRAINING,
-     "the server is draining and takes no new update"},
+    {UPDATE_ENDS, BIT(LIFE_DRAINING), ANY, ANY, ANY, BIT(UPDATE_IS_NONE) | BIT(UPDATE_IS_SEED), ANY,
+     ERR_DRAINING, "the server is draining and takes no new update"},
 
     {GENERATE, ANY, BIT(PAUSE_NONE), BIT(WEIGHTS_UNSYNCED), ANY, ANY, ANY, ERR_UNSYNCED,
      "no weights have been committed yet"},
@@ -55,7 +55,7 @@ static const struct refusal refusals[] = {
      "generations that are frozen or wait cannot end without the kv cache; wake first, or pause "
      "with abort"},
 
-    {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
+    {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY | BIT(UPDATE_IS_SEED), ANY, ERR_CONFLICT,
      "an update is open; finish or abort it first ('baton abort --update' aborts it)"},
 
     {UPDATE_BRINGS, ANY, ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_CONFLICT,
@@ -112,7 +112,7 @@ static const struct refusal *refusal_find(const struct lifecycle_state *s, enum 
 /* "life serving, pause keep, weights asleep, kv_cache present, update none" */
 static void lifecycle_text(const struct lifecycle_state *s, char *out, size_t cap)
 {
-    static const char *const updates[] = {"none", "open", "finishing"};
+    static const char *const updates[] = {"none", "open", "finishing", "of a peer"};
 
     (void)snprintf(out, cap, "life %s, pause %s, weights %s, kv_cache %s, update %s",
                    life_state_name(s->life), lifecycle_pause_name(s->pause),

@@ -21,7 +21,14 @@ enum lifecycle_weights {
     WEIGHTS_COUNT
 };
 
-enum lifecycle_update { UPDATE_IS_NONE, UPDATE_IS_OPEN, UPDATE_IS_FINISHING, UPDATE_IS_COUNT };
+/* UPDATE_IS_SEED: one that any other update ends. */
+enum lifecycle_update {
+    UPDATE_IS_NONE,
+    UPDATE_IS_OPEN,
+    UPDATE_IS_FINISHING,
+    UPDATE_IS_SEED,
+    UPDATE_IS_COUNT
+};
 
 struct lifecycle_state {
     enum life_state life;

@@ -103,6 +103,8 @@ static enum lifecycle_update update_of(struct updates *updates)
     updates_current(updates, &info);
     if (info.phase == UPDATE_NONE)
         return UPDATE_IS_NONE;
+    if (info.yields)
+        return UPDATE_IS_SEED;
     return info.phase == UPDATE_VERIFYING ? UPDATE_IS_FINISHING : UPDATE_IS_OPEN;
 }
 

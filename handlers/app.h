@@ -184,9 +184,9 @@ bool app_ready(const struct app *app, struct err *why);
  * app_ready. */
 bool app_control_ready(const struct app *app, struct err *why);
 
-/* app_update_lease - has an update begun that is neither committed nor aborted, and how long is its
- * lease still? While a request of it is under way the lease does not run, and the time does not
- * shrink. @left_us  set if one is open. Threads: any. Blocks: on a short lock. */
+/* app_update_lease - has an update of a trainer begun that is neither committed nor aborted, and
+ * how long is its lease still? While a request of it is under way the lease does not run, and the
+ * time does not shrink. @left_us  set if one is open. Threads: any. Blocks: on a short lock. */
 bool app_update_lease(const struct app *app, uint64_t *left_us);
 
 /* app_live - can the process do its work? In front of a fleet the loop of the upstreams must turn;

@@ -144,5 +144,5 @@ bool app_update_lease(const struct app *app, uint64_t *left_us)
         return fleet_update_lease(app->fleet->control, left_us);
     updates_current(app->weights->updates, &info);
     *left_us = info.lease_left_us;
-    return info.phase != UPDATE_NONE;
+    return info.phase != UPDATE_NONE && !info.yields;
 }

@@ -254,12 +254,26 @@ int update_refuse_open(struct updates *u, struct session *s, struct err *e)
                    s->id, update_phase_name(s->phase), (double)info.lease_left_us / 1e6);
 }
 
+bool update_give_way_locked(struct updates *u, struct session **to_free, struct update_info *ended)
+{
+    struct session *s = u->open;
+    struct err why = {0};
+
+    if (s == NULL || !s->yields || s->committing)
+        return false;
+    (void)err_set(&why, ERR_CONFLICT, "", "another update began, to which this one gives way");
+    *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
+    session_info_locked(u, s, ended);
+    return true;
+}
+
 static int check_idle_locked(struct updates *u, struct err *e)
 {
     if (u->stopping)
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
-    if (u->live != NULL)
-        return update_refuse_open(u, u->live, e);
+    for (struct session *s = u->live; s != NULL; s = s->next)
+        if (!s->yields)
+            return update_refuse_open(u, s, e);
     return 0;
 }
 
@@ -326,6 +340,7 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->base = req->base;
     s->auto_commit = req->auto_commit;
     s->anonymous = req->anonymous || req->auto_commit;
+    s->yields = req->yields;
     s->actor = req->actor;
     memcpy(s->label, req->label, sizeof s->label);
     lease_timer_set(&s->lease, req->lease_s);
@@ -341,7 +356,9 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
 {
     struct store_info base;
     struct err no_room = {0};
-    struct session *s;
+    struct session *s, *to_free = NULL;
+    struct update_info gone;
+    bool gave_way;
     int rc;
 
     assert(req->lease_s >= 1 && req->lease_s <= UPDATE_LEASE_S_MAX);
@@ -355,6 +372,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     if (s == NULL)
         return -1;
     mtx_lock(&u->lock);
+    gave_way = update_give_way_locked(u, &to_free, &gone);
     rc = check_idle_locked(
         u,
         e); /* before memory is checked: an open update is the usual reason for a lack of memory */
@@ -367,6 +385,9 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
         session_info_locked(u, s, out);
     }
     mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (gave_way)
+        updates_ended(u, &gone);
     if (rc != 0) {
         session_free(s);
         return -1;

@@ -94,7 +94,7 @@ struct update_base {
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
-    bool partial, sharded, auto_commit, anonymous;
+    bool partial, sharded, auto_commit, anonymous, yields;
     bool by_owner; /* each GPU keeps its share (store_sharded); `sharded` says that the trainer's
                       lists are by rank */
     struct source_counts mappings;      /* of trainers' memory, made by this update */
@@ -175,6 +175,7 @@ struct update_start {
     bool anonymous;   /* opened by a dialect whose requests carry no update_id; no member of them
                          says `sharded`: a chunk that brings ranks different tensors does */
     bool auto_commit; /* opened by a dialect's first bucket: commits by itself when covered */
+    bool yields; /* no trainer's: any other update that begins aborts it, or follows its commit */
     uint32_t trainer_ranks; /* so many ranks of the trainer send tensors, each names itself; 0: not
                                known; at most UPDATE_TRAINER_RANKS_MAX */
     char label[VERSION_LABEL_MAX + 1];
@@ -182,7 +183,7 @@ struct update_start {
     struct actor actor; /* for the log */
 };
 
-/* updates_start - open a session.
+/* updates_start - open a session. One that yields is aborted by it.
  * Errors: ERR_CONFLICT    one is open: its id, phase and lease are in the message
  *         ERR_NO_STAGING  staging would not fit
  *         ERR_UNSYNCED    partial without a base

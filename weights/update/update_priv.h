@@ -166,7 +166,7 @@ struct session {
     uint64_t began_us;
     struct actor actor;
     bool one_shot; /* a one-shot update */
-    bool auto_commit, anonymous, convert;
+    bool auto_commit, anonymous, yields, convert;
     uint32_t n_ranks;
     uint32_t n_trainer_ranks; /* each must send something; 0: not known */
 
@@ -226,6 +226,11 @@ struct updates {
 
 int update_not_found(const char *id, struct err *e);
 int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
+
+/* Aborts the open session if it yields. It does not if it is being committed: what begins now
+ * follows it. Returns whether it did: then *to_free is as of session_end_locked, and updates_ended
+ * is due. */
+bool update_give_way_locked(struct updates *u, struct session **to_free, struct update_info *ended);
 /* Are there weights that a partial update can build on? The worker checks again when it stages. */
 int update_check_base(const struct store_info *info, bool partial, const struct update_base *base,
                       struct err *e);

@@ -359,6 +359,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->on_gpu = s->on_gpu;
     out->host_sums = s->host_sums;
     out->auto_commit = s->auto_commit;
+    out->yields = s->yields;
     out->anonymous = s->anonymous;
     memcpy(out->label, s->label, sizeof out->label);
     out->serial = s->serial;

@@ -265,7 +265,7 @@ static int submit_one_shot_locked(struct updates *u, struct session *fresh, stru
         update_queue_locked(u, same, job);
         return 0;
     }
-    if (u->open != NULL)
+    if (u->open != NULL && !u->open->yields)
         return update_refuse_open(u, u->open, e);
     if (check_placement(u, fresh, job, e) != 0 || senders_take_locked(u, fresh, job, e) != 0 ||
         tensor_states_take_locked(u, fresh, job, e) != 0 ||
@@ -304,7 +304,9 @@ static int submit_one_shot(struct updates *u, struct update_job *job, struct err
 {
     struct store_info base;
     struct err no_room = {0};
-    struct session *s;
+    struct session *s, *to_free = NULL;
+    struct update_info gone;
+    bool gave_way;
     int rc;
 
     store_info(u->cfg.store, &base);
@@ -316,11 +318,15 @@ static int submit_one_shot(struct updates *u, struct update_job *job, struct err
         return -1;
     mtx_lock(&u->lock);
     rc = update_check_queue_locked(u, e);
+    gave_way = rc == 0 && update_give_way_locked(u, &to_free, &gone);
     if (rc == 0)
         rc = submit_one_shot_locked(u, s, job, &no_room, e);
     if (rc == 0 && job->session == s)
         s = NULL; /* no longer owned here */
     mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (gave_way)
+        updates_ended(u, &gone);
     session_free(s);
     return rc;
 }

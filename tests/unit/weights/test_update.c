@@ -252,6 +252,50 @@ static void test_abort_unused_counts_what_is_queued(void **state)
     fx_pause_controller_fini(&pause_controller);
 }
 
+/* One that is no trainer's gives way, whatever it does, to a session and to an update of one request;
+ * not to another of its kind that begins while a trainer's is open. */
+static void test_start_ends_an_update_that_yields(void **state)
+{
+    static const struct update_start seed = {.yields = true};
+    struct update_info info, trainers;
+    struct fx_pause_controller pause_controller;
+    struct update_start again = seed;
+    struct update_chunk *c;
+    struct err e = {0};
+    struct bench b;
+
+    (void)state;
+    fx_pause_controller_init(&pause_controller);
+    bench_open(&b);
+    info = start(&b, seed);
+    c = named_chunk(&b, info.id, FX_ALL, FX_STEP(1));
+    c->done = done_late;
+    c->done_arg = &pause_controller;
+    submit(&b, c);
+    fx_pause_controller_await(&pause_controller); /* the worker is busy with it */
+    trainers = start(&b, (struct update_start){0});
+    assert_int_equal(updates_get(b.updates, info.id, &info, &e), 0);
+    assert_int_equal(info.phase, UPDATE_ABORTED);
+    assert_int_equal(info.error.code, ERR_CONFLICT);
+    again.lease_s = 60;
+    assert_int_equal(updates_start(b.updates, &again, &info, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    err_clear(&e);
+    submit(&b, named_chunk(&b, trainers.id, FX_ALL, FX_STEP(2)));
+    fx_pause_controller_open(&pause_controller);
+    assert_int_equal(fx_await(&b.answer), ERR_NONE);
+    assert_int_equal(finish(&b, trainers.id, "two"), ERR_NONE);
+    assert_served(&b, 2, "two", 1);
+
+    info = start(&b, seed);
+    assert_int_equal(push(&b, 3, "three"), ERR_NONE);
+    assert_served(&b, 3, "three", 2);
+    assert_int_equal(updates_get(b.updates, info.id, &info, &e), 0);
+    assert_int_equal(info.phase, UPDATE_ABORTED);
+    bench_close(&b);
+    fx_pause_controller_fini(&pause_controller);
+}
+
 static bool left(void *arg)
 {
     (void)arg;
@@ -665,6 +709,7 @@ int main(void)
         cmocka_unit_test(test_submit_whole_updates_queue_up),
         cmocka_unit_test(test_abort_unused_counts_what_is_queued),
         cmocka_unit_test(test_submit_whole_update_follows_a_failed_one),
+        cmocka_unit_test(test_start_ends_an_update_that_yields),
         cmocka_unit_test(test_submit_whole_of_a_client_that_left_is_not_taken),
         cmocka_unit_test(test_submit_whole_repeated_is_known_by_its_label),
         cmocka_unit_test(test_submit_partial_keeps_the_rest),
