@@ -62,6 +62,7 @@
     X(ERR_PAUSED, 503, "paused", true)                                                             \
     X(ERR_ASLEEP, 503, "asleep", true)                                                             \
     X(ERR_UNSYNCED, 503, "no_weights", true)                                                       \
+    X(ERR_SEEDING, 503, "seeding", true)                                                           \
     X(ERR_NO_MEMORY, 503, "out_of_memory", true)                                                   \
     X(ERR_NO_ZMQ, 501, "no_zmq", false)                                                            \
     X(ERR_HTTP_VERSION, 505, "http_version_not_supported", false)                                  \

@@ -22,7 +22,8 @@ struct progress {
     bool (*gone)(void *arg);          /* has the client disconnected? NULL: never */
     void *gone_arg;
     /* Called with the bytes just written, while they are in a cache: pieces in any order, from
-     * several threads, each byte once. NULL: not called. */
+     * several threads, each byte once; again if it is written again, and then all are looked at
+     * at the end. NULL: not called. */
     void (*came)(void *arg, const void *at, uint64_t nbytes);
     void *came_arg;
 };

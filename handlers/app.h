@@ -42,6 +42,7 @@ struct list_cache;
 struct metrics;
 struct lora_loads;
 struct model_config;
+struct seeder;
 struct source_threads;
 struct store;
 struct tokenizer;
@@ -70,6 +71,7 @@ struct app_weights {
     struct source_threads *source_threads; /* of updates by sockets, and of pulls */
     struct source_threads *file_threads;   /* of files of versions that are being sent */
     struct state_dir *state;               /* --state-dir; NULL: none */
+    struct seeder *seeder;                 /* versions of peers; NULL: none may be asked */
     struct pull_chain *pulls;              /* versions that a trainer publishes */
     struct nixl *nixl;                     /* --nixl-library; NULL: none */
     const struct fetch_rules *fetch_rules; /* --fetch-prefix: where they may be fetched from */

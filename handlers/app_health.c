@@ -11,6 +11,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
+#include "transport/peer/seeder.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
@@ -42,6 +43,8 @@ static int weights_ready(const struct app *app, struct err *why)
 {
     struct store_info info;
 
+    if (seeder_holds(app->weights->seeder))
+        return err_set(why, ERR_SEEDING, "", "a version of a peer is being read");
     store_info(app->weights->store, &info);
     switch (info.state) {
     case STORE_UNSYNCED:

@@ -51,6 +51,7 @@
     X(OPERATION_LEASES_RENEW, CALL_GENERATE)                                                       \
     X(OPERATION_LEASES_DELETE, CALL_GENERATE)                                                      \
     X(OPERATION_WEIGHTS_FILE, CALL_GENERATE)                                                       \
+    X(OPERATION_WEIGHTS_SEED, CALL_UPDATE_START)                                                   \
     X(OPERATION_PREFLIGHT, CALL_GENERATE)                                                          \
     X(OPERATION_TRANSFER_INIT, CALL_GENERATE)                                                      \
     X(OPERATION_TRANSFER_GET, CALL_GENERATE)                                                       \

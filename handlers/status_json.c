@@ -13,6 +13,7 @@
 #include "handlers/update_json.h"
 #include "memory/device.h"
 #include "transport/nixl/nixl.h"
+#include "transport/peer/seeder.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
@@ -163,4 +164,23 @@ json_t *status_state_json(const struct app *app)
         "written", (json_int_t)info.n_written, "given_up", (json_int_t)info.n_given_up, "failed",
         (json_int_t)info.n_failed, "error",
         info.snapshot_error.code != ERR_NONE ? json_string(info.snapshot_error.msg) : json_null());
+}
+
+static json_t *seeded_from_json(const struct seeder_info *info)
+{
+    return info->serial == 0 ? json_null() : member_write(info, seeded_from_rows);
+}
+
+json_t *status_seed_json(const struct app *app)
+{
+    struct seeder_info info;
+
+    if (app->weights->seeder == NULL)
+        return json_null();
+    seeder_info(app->weights->seeder, &info);
+    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:I, s:o}", "state", seeder_state_name(info.state),
+                     "peer", text_or_null(info.peer), "error", text_or_null(info.error.msg),
+                     "versions", (json_int_t)info.n_versions, "failures",
+                     (json_int_t)info.n_failures, "nbytes_read", (json_int_t)info.nbytes_read,
+                     "seeded_from", seeded_from_json(&info));
 }

@@ -26,5 +26,6 @@ json_t *status_cuda_json(const struct app *app);
 json_t *status_nccl_json(const struct app *app);
 json_t *status_nixl_json(const struct app *app);
 json_t *status_state_json(const struct app *app);
+json_t *status_seed_json(const struct app *app); /* null if no peer may be asked */
 
 #endif

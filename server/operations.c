@@ -63,6 +63,7 @@
     X(OPERATION_LEASES_RENEW, handle_leases_renew, NULL)                                           \
     X(OPERATION_LEASES_DELETE, handle_leases_delete, NULL)                                         \
     X(OPERATION_WEIGHTS_FILE, handle_weights_file, NULL)                                           \
+    X(OPERATION_WEIGHTS_SEED, handle_weights_seed, NULL)                                           \
     X(OPERATION_PREFLIGHT, handle_preflight, NULL)                                                 \
     X(OPERATION_TRANSFER_INIT, handle_transfer_init, NULL)                                         \
     X(OPERATION_TRANSFER_GET, handle_transfer_get, NULL)                                           \
@@ -145,6 +146,7 @@
     X(OPERATION_LEASES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_LEASES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_WEIGHTS_FILE, EXECUTOR_LOOP, fleet_not_answered, false)                            \
+    X(OPERATION_WEIGHTS_SEED, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_PREFLIGHT, EXECUTOR_LOOP, fleet_not_answered, false)                               \
     X(OPERATION_TRANSFER_INIT, EXECUTOR_FLEET, handle_fleet_transfer_init, false)                  \
     X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, handle_fleet_transfer_get, false)                     \
@@ -200,21 +202,37 @@ static const enum lifecycle_call calls[OPERATION_COUNT] = {
 
 /* Operations on the weights that this server received for its upstreams. */
 static const bool staged[OPERATION_COUNT] = {
-    [OPERATION_RANKS] = true,         [OPERATION_UPDATE_START] = true,
-    [OPERATION_UPDATE] = true,        [OPERATION_UPDATE_VERIFY] = true,
-    [OPERATION_UPDATE_FINISH] = true, [OPERATION_UPDATE_ABORT] = true,
-    [OPERATION_UPDATE_RENEW] = true,  [OPERATION_UPDATE_GET] = true,
-    [OPERATION_UPDATE_DELETE] = true, [OPERATION_UPDATE_ZMQ] = true,
-    [OPERATION_PULL] = true,          [OPERATION_PULL_COMMIT] = true,
-    [OPERATION_COMMIT_RESUME] = true, [OPERATION_TENSOR_LIST_PUT] = true,
-    [OPERATION_WEIGHTS_LIST] = true,  [OPERATION_WEIGHTS_DIFF] = true,
-    [OPERATION_WEIGHTS_GET] = true,   [OPERATION_WEIGHTS_CHECK] = true,
-    [OPERATION_WEIGHT_VALUES] = true, [OPERATION_HANDLES_GET] = true,
-    [OPERATION_HANDLES_RENEW] = true, [OPERATION_HANDLES_DELETE] = true,
-    [OPERATION_LEASES_OPEN] = true,   [OPERATION_LEASES_RENEW] = true,
-    [OPERATION_LEASES_DELETE] = true, [OPERATION_WEIGHTS_FILE] = true,
-    [OPERATION_PREFLIGHT] = true,     [OPERATION_TRANSFER_INIT] = true,
-    [OPERATION_TRANSFER_GET] = true,  [OPERATION_TRANSFER_DELETE] = true,
+    [OPERATION_RANKS] = true,
+    [OPERATION_UPDATE_START] = true,
+    [OPERATION_UPDATE] = true,
+    [OPERATION_UPDATE_VERIFY] = true,
+    [OPERATION_UPDATE_FINISH] = true,
+    [OPERATION_UPDATE_ABORT] = true,
+    [OPERATION_UPDATE_RENEW] = true,
+    [OPERATION_UPDATE_GET] = true,
+    [OPERATION_UPDATE_DELETE] = true,
+    [OPERATION_UPDATE_ZMQ] = true,
+    [OPERATION_PULL] = true,
+    [OPERATION_PULL_COMMIT] = true,
+    [OPERATION_COMMIT_RESUME] = true,
+    [OPERATION_TENSOR_LIST_PUT] = true,
+    [OPERATION_WEIGHTS_LIST] = true,
+    [OPERATION_WEIGHTS_DIFF] = true,
+    [OPERATION_WEIGHTS_GET] = true,
+    [OPERATION_WEIGHTS_CHECK] = true,
+    [OPERATION_WEIGHT_VALUES] = true,
+    [OPERATION_HANDLES_GET] = true,
+    [OPERATION_HANDLES_RENEW] = true,
+    [OPERATION_HANDLES_DELETE] = true,
+    [OPERATION_LEASES_OPEN] = true,
+    [OPERATION_LEASES_RENEW] = true,
+    [OPERATION_LEASES_DELETE] = true,
+    [OPERATION_WEIGHTS_FILE] = true,
+    [OPERATION_WEIGHTS_SEED] = true,
+    [OPERATION_PREFLIGHT] = true,
+    [OPERATION_TRANSFER_INIT] = true,
+    [OPERATION_TRANSFER_GET] = true,
+    [OPERATION_TRANSFER_DELETE] = true,
 };
 
 bool operation_is_embedded(const struct app *app, enum operation op)

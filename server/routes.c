@@ -148,6 +148,8 @@ const struct route routes[] = {
     {GET_HEAD, "/v1/weights/file", "weightsFile", EXECUTOR_CONTROL, ROLE_WEIGHTS, BODY_NONE, true,
      true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, weights_file_query,
      .operation = OPERATION_WEIGHTS_FILE},
+    CONTROL("/v1/weights/seed", "weightsSeed", true, ROUTE_SMALL_MAX, weights_seed_members,
+            OPERATION_WEIGHTS_SEED),
     CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
             OPERATION_PREFLIGHT),
     CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,

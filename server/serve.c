@@ -224,6 +224,7 @@ int serve(const struct config *config, bool *drained, struct err *e)
     if (rc == 0) {
         state_dump_built(s->state_dump);
         life_set(&s->life, LIFE_SERVING);
+        server_begin_seed(s);
         log_serving(s);
         server_notify_ready(s, "");
         serve_until_signal(s);

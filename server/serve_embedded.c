@@ -159,6 +159,25 @@ static int build_pause_controller(struct server *s, struct err *e)
     return pause_controller_new(&s->app.pause_controller, &cfg, e);
 }
 
+static int build_seeder(struct server *s, struct err *e)
+{
+    struct seeder_cfg cfg = {.store = s->weights.store,
+                             .updates = s->weights.updates,
+                             .boot_id = s->life.boot_id,
+                             .peers = s->seed_peers,
+                             .n_peers = s->n_seed_peers,
+                             .authorization = s->seed_authorization,
+                             .ca_file = s->config.seed_ca_file,
+                             .cidrs = &s->seed_cidrs,
+                             .n_connections = (unsigned)s->config.seed_connections,
+                             .rate_max = s->config.seed_rate,
+                             .stall_us = s->config.body_stall_timeout * 1000};
+
+    if (s->n_seed_peers == 0 && s->seed_cidrs.n == 0)
+        return 0;
+    return seeder_new(&s->weights.seeder, &cfg, e);
+}
+
 int server_build_weights(struct server *s, struct err *e)
 {
     static const struct workers_cfg source = {"source", SOURCE_THREADS_MAX, SOURCE_THREADS_MAX,
@@ -180,7 +199,7 @@ int server_build_weights(struct server *s, struct err *e)
     if (s->first != NULL) /* it is open until the first weights are served */
         s->app.settings.base_weights = s->config.weights != NULL ? s->config.weights
                                                                  : s->config.model;
-    if (pull_chain_new(&s->weights.pulls, e) != 0)
+    if (pull_chain_new(&s->weights.pulls, e) != 0 || build_seeder(s, e) != 0)
         return -1;
     return source_threads_new(&s->weights.source_threads, &source, e) == 0
                ? source_threads_new(&s->weights.file_threads, &file, e)
@@ -192,4 +211,12 @@ int server_build_embedded(struct server *s, struct err *e)
     if (server_build_weights(s, e) != 0 || server_build_executors(s, e) != 0)
         return -1;
     return listeners_open(&s->listeners, &s->app, s->life.boot_id, e);
+}
+
+void server_begin_seed(struct server *s)
+{
+    struct err e = {0};
+
+    if (s->n_seed_peers > 0 && seeder_begin(s->weights.seeder, NULL, 0, &e) != 0)
+        log_event_line(LOG_ERROR, "weights.seed_failed", "%s", e.msg);
 }

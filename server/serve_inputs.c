@@ -1,6 +1,7 @@
 /* What a start reads before anything runs. --check reads the same. */
 #include "base/log.h"
 #include "fleet/handoff/window_plan.h"
+#include "fleet/members/upstream_config.h"
 #include "handlers/update_members.h"
 #include "memory/memory.h"
 #include "server/config/build.h"
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
 _Static_assert((int)STORE_DEVICES_MAX <= (int)SHARES_RANKS_MAX, "every rank can have a share");
@@ -52,7 +54,7 @@ int server_open_first(struct server *s, struct err *e)
 
     file_weights_fini(&s->first_weights);
 
-    if (path != NULL && strcmp(path, "none") == 0)
+    if ((path != NULL && strcmp(path, "none") == 0) || c->seed.n > 0)
         return 0;
     if (path == NULL && c->model != NULL && !config_has_stage(c) && /* the upstreams have them */
         model_dir_weights(&has, c->model, "start without weights by --weights none", e) != 0)
@@ -130,6 +132,52 @@ static int read_fetch_rules(struct server *s, struct err *e)
                                                         : "/tmp"};
 
     return cfg.n_prefixes == 0 ? 0 : fetch_rules_new(&s->fetch_rules, &cfg, e);
+}
+
+static int add_peer(struct server *s, const char *url, struct err *e)
+{
+    if (s->n_seed_peers == SEED_PEERS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "--seed", "more than %d peers", SEED_PEERS_MAX);
+    s->seed_peers[s->n_seed_peers++] = url;
+    return 0;
+}
+
+static int cut_peers(struct server *s, struct err *e)
+{
+    const struct config_list *list = &s->config.seed;
+    char *at;
+
+    for (size_t i = 0; i < list->n; i++) {
+        s->seed_text[i] = strdup(list->items[i]);
+        if (s->seed_text[i] == NULL)
+            return err_set(e, ERR_NO_MEMORY, "--seed", "no memory for peers");
+        at = s->seed_text[i];
+        for (char *url = strsep(&at, ","); url != NULL; url = strsep(&at, ","))
+            if (add_peer(s, url, e) != 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int read_seed(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+
+    if (cut_peers(s, e) != 0)
+        return -1;
+    for (size_t i = 0; i < s->n_seed_peers; i++)
+        if (seeder_check_url(s->seed_peers[i], "--seed", e) != 0)
+            return -1;
+    for (size_t i = 0; i < c->seed_cidr.n; i++)
+        if (cidr_list_add(&s->seed_cidrs, c->seed_cidr.items[i], "--seed-cidr", e) != 0)
+            return -1;
+    if (c->seed_ca_file != NULL && access(c->seed_ca_file, R_OK) != 0)
+        return err_set_errno(e, ERR_BAD_REQUEST, "--seed-ca-file", errno, "'%.200s' cannot be read",
+                             c->seed_ca_file);
+    return c->seed_key_file == NULL
+               ? 0
+               : upstream_authorization(&s->seed_authorization, c->seed_key_file, "--seed-key-file",
+                                        e);
 }
 
 /* The sizes of GPUs are checked before any of them is used. One version must fit into all of them
@@ -342,7 +390,7 @@ int server_read_inputs(struct server *s, struct err *e)
         return -1;
     if (s->first != NULL && label_check(server_first_label(s), "--weights", e) != 0)
         return -1;
-    if (read_nccl_allow(s, e) != 0 || read_fetch_rules(s, e) != 0)
+    if (read_nccl_allow(s, e) != 0 || read_fetch_rules(s, e) != 0 || read_seed(s, e) != 0)
         return -1;
     cuda_probe(&s->cuda, s->config.cuda_library);
     if (choose_devices(s, e) != 0 || check_shares(s, e) != 0)

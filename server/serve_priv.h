@@ -16,6 +16,7 @@
 #include "transport/fetch.h"
 #include "transport/file.h"
 #include "transport/ipc/cuda_ipc.h"
+#include "transport/peer/seeder.h"
 #include "weights/model/model_config.h"
 #include "weights/store/store.h"
 
@@ -57,8 +58,13 @@ struct server {
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: chat_why says why */
     struct err chat_why;
-    struct cidr_list nccl_allow;     /* --nccl-allow-cidr */
-    struct fetch_rules *fetch_rules; /* --fetch-prefix; NULL: none */
+    struct cidr_list nccl_allow;            /* --nccl-allow-cidr */
+    struct fetch_rules *fetch_rules;        /* --fetch-prefix; NULL: none */
+    char *seed_text[CONFIG_LIST_MAX];       /* --seed, cut at its commas */
+    const char *seed_peers[SEED_PEERS_MAX]; /* [n_seed_peers] in it */
+    size_t n_seed_peers;
+    char *seed_authorization;    /* of --seed-key-file, or NULL; wiped */
+    struct cidr_list seed_cidrs; /* --seed-cidr */
     struct cuda_info cuda;
     struct device_list device_list; /* --device: indices into cuda.devices, by rank */
     struct nccl_info nccl;
@@ -111,6 +117,9 @@ int server_build_executors(struct server *s, struct err *e);
 /* server_build_embedded - the server with weights of its own, up to its listeners.
  * Errors: of each part; what was made is server_free's. */
 int server_build_embedded(struct server *s, struct err *e);
+
+/* server_begin_seed - ask the peers of --seed, when the server serves. */
+void server_begin_seed(struct server *s);
 
 /* server_push_first - commit the first weights, if there are any, by the update path; with
  * --state-dir those that may be served after the process before this one.

@@ -195,6 +195,8 @@ static void server_stop(struct server *s)
         source_threads_stop(w->source_threads);
     if (w->file_threads != NULL)
         source_threads_stop(w->file_threads);
+    if (w->seeder != NULL)
+        seeder_stop(w->seeder);
     if (a->pause_controller != NULL)
         pause_controller_stop(a->pause_controller);
     if (w->updates != NULL)
@@ -250,8 +252,18 @@ static void free_fleet(struct server *s)
     fleet_control_free(s->fleet.control);
 }
 
+static void free_seed(struct server *s)
+{
+    for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
+        free(s->seed_text[i]);
+    if (s->seed_authorization != NULL)
+        explicit_bzero(s->seed_authorization, strlen(s->seed_authorization));
+    free(s->seed_authorization);
+}
+
 static void free_inputs(struct server *s)
 {
+    free_seed(s);
     model_spec_free(s->model_spec);
     nixl_free(s->nixl);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
@@ -272,6 +284,7 @@ void server_free(struct server *s)
     weight_transfer_free(w->transfer);
     source_threads_free(w->source_threads);
     source_threads_free(w->file_threads);
+    seeder_free(w->seeder);
     updates_free(w->updates);
     pull_chain_free(w->pulls);
     fetch_rules_free(s->fetch_rules);

@@ -42,7 +42,7 @@ static struct lane_ask ask_of(const struct fetch *f)
     return ask;
 }
 
-static bool fetch_next(void *arg, unsigned lane, struct lane_ask *out)
+static enum lane_next fetch_next(void *arg, unsigned lane, struct lane_ask *out)
 {
     struct fetch *f = arg;
     bool first = !f->asked;
@@ -50,7 +50,7 @@ static bool fetch_next(void *arg, unsigned lane, struct lane_ask *out)
     (void)lane;
     f->asked = true;
     *out = ask_of(f);
-    return first;
+    return first ? LANE_ASKS : LANE_RESTS;
 }
 
 static int refuse_size(const struct fetch *f, uint64_t nbytes, struct err *e)

@@ -122,7 +122,6 @@ static int lane_begin(struct lane *l, struct err *e)
                                     .body_len = ask->body != NULL ? strlen(ask->body) : 0,
                                     .headers = headers,
                                     .connect_timeout_us = l->of->stall_us,
-                                    .rate_max = place->rate_max,
                                     .allowed = place->allowed,
                                     .allowed_arg = place->allowed_arg};
     struct http_events events = {
@@ -143,17 +142,18 @@ static int lane_begin(struct lane *l, struct err *e)
 static void lanes_go_on(struct lanes *s)
 {
     const struct lanes_work *w = s->work;
-    bool busy = false;
+    bool rest = true;
 
     for (unsigned i = 0; i < w->n_lanes; i++) {
         struct lane *l = &s->lanes[i];
+        enum lane_next next = l->call != NULL ? LANE_WAITS : w->next(w->arg, i, &l->ask);
 
         l->of = s;
-        if (l->call == NULL && w->next(w->arg, i, &l->ask) && lane_begin(l, &s->why) != 0)
+        rest = rest && next == LANE_RESTS;
+        if (next == LANE_ASKS && lane_begin(l, &s->why) != 0)
             return work_give_up(s);
-        busy = busy || l->call != NULL;
     }
-    if (!busy)
+    if (rest)
         work_end(s);
 }
 

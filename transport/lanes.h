@@ -18,7 +18,6 @@ struct lanes;
 /* Where requests go. What it points to outlives the lanes. */
 struct lanes_place {
     struct http_target target;
-    uint64_t rate_max; /* bytes a second of each lane; 0: no limit */
     /* As of struct http_call_request. */
     bool (*allowed)(const void *arg, const struct sockaddr *addr);
     const void *allowed_arg;
@@ -33,13 +32,17 @@ struct lane_ask {
     uint64_t from, to;  /* bytes [from, to) of the file; to 0: no range; UINT64_MAX: to its end */
 };
 
+/* What a lane does next: it asks; it waits and asks later; nothing, unless another lane makes work.
+ */
+enum lane_next { LANE_ASKS, LANE_WAITS, LANE_RESTS };
+
 /* Requests that run at the same time, a lane for each. All of it is called on the loop's thread,
  * and an error ends every lane. */
 struct lanes_work {
     unsigned n_lanes; /* at most LANES_MAX */
-    /* What the lane asks for next. False: nothing now. It is called again when a lane is done, and
-     * every 100 ms; the work is over when no lane has a request. */
-    bool (*next)(void *arg, unsigned lane, struct lane_ask *out);
+    /* Fills *out if the lane asks. Called again when any lane is done, and every 100 ms; the work
+     * is over when all lanes rest. */
+    enum lane_next (*next)(void *arg, unsigned lane, struct lane_ask *out);
     int (*head)(void *arg, unsigned lane, const struct http_head *h, struct err *e);
     int (*data)(void *arg, unsigned lane, const void *data, size_t len, struct err *e);
     int (*whole)(void *arg, unsigned lane, struct err *e); /* the whole answer has come */

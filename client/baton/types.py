@@ -316,6 +316,7 @@ class Status(TypedDict, total=False):
     recent_errors: List[ErrorRecord]
     weights: StatusWeights
     state: Optional[StatusState]
+    seed: Optional[Seed]
     update: Optional[Update]
     pause: Optional[Pause]
     sleep: Sleep
@@ -715,6 +716,24 @@ class FileLease(_FileLease, total=False):
     adapters: List[FileLeaseAdaptersItem]
 
 
+class SeedSeededFrom(TypedDict, total=False):
+    url: str
+    weight_version: str
+    serial: int
+    boot_id: str
+    digest: str
+
+
+class Seed(TypedDict, total=False):
+    state: Literal["none", "seeding", "done", "ended"]
+    peer: Optional[str]
+    error: Optional[str]
+    versions: int
+    failures: int
+    nbytes_read: int
+    seeded_from: Optional[SeedSeededFrom]
+
+
 class Adapter(TypedDict, total=False):
     lora_name: str
     revision: int
@@ -985,5 +1004,5 @@ ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "not_found", "no
     "head_too_large", "client_gone", "internal_error", "engine_error", "not_recorded",
     "non_finite_logits", "cuda_error", "nccl_error", "nixl_error", "upstream_error",
     "not_handed_over", "upstream_auth_failed", "upstream_timeout", "overloaded", "starting",
-    "draining", "aborted", "paused", "asleep", "no_weights", "out_of_memory", "no_zmq",
+    "draining", "aborted", "paused", "asleep", "no_weights", "seeding", "out_of_memory", "no_zmq",
     "http_version_not_supported", "insufficient_staging"]

@@ -93,32 +93,40 @@ static int upstream_config_check_key(const char *text, size_t *len, const char *
     return 0;
 }
 
-static int upstream_read_key(struct upstream_config *s, const char *path, const char *field,
-                             struct err *e)
+int upstream_authorization(char **out, const char *path, const char *field, struct err *e)
 {
-    char *text = NULL;
+    char *text = NULL, *value;
     size_t n_text = 0, len = 0;
     int rc = -1;
 
-    if (s->authorization != NULL)
-        return err_set(e, ERR_BAD_REQUEST, field, "key-file is given twice");
     if (secret_file_read(&text, &n_text, path, field, e) != 0)
         return -1;
     if (upstream_config_check_key(text, &len, path, field, e) != 0)
         goto wipe;
-    s->key_file = strdup(path);
-    s->authorization = malloc(sizeof scheme + len);
-    if (s->key_file == NULL || s->authorization == NULL) {
+    value = malloc(sizeof scheme + len);
+    if (value == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, field, "no memory for the key");
         goto wipe;
     }
-    memcpy(s->authorization, scheme, sizeof scheme - 1);
-    memcpy(s->authorization + sizeof scheme - 1, text, len);
-    s->authorization[sizeof scheme - 1 + len] = '\0';
+    memcpy(value, scheme, sizeof scheme - 1);
+    memcpy(value + sizeof scheme - 1, text, len);
+    value[sizeof scheme - 1 + len] = '\0';
+    *out = value;
     rc = 0;
 wipe:
     secret_file_free(text, n_text);
     return rc;
+}
+
+static int upstream_read_key(struct upstream_config *s, const char *path, const char *field,
+                             struct err *e)
+{
+    if (s->authorization != NULL)
+        return err_set(e, ERR_BAD_REQUEST, field, "key-file is given twice");
+    if (upstream_authorization(&s->authorization, path, field, e) != 0)
+        return -1;
+    s->key_file = strdup(path);
+    return s->key_file != NULL ? 0 : err_set(e, ERR_NO_MEMORY, field, "no memory for the key");
 }
 
 static int set_ca_file(struct upstream_config *s, const char *path, const char *field,

@@ -72,6 +72,11 @@ int upstream_config_list_add_address(struct upstream_config_list *l,
 int upstream_config_list_add(struct upstream_config_list *l, const char *entry, const char *field,
                              struct err *e);
 
+/* upstream_authorization - the header's value for the key in a file. @out  owned by the caller
+ * Threads: main. Blocks: on the disk. Errors: ERR_BAD_REQUEST (secret_file_read's; the file has not
+ * one line with a key), ERR_NO_MEMORY. */
+int upstream_authorization(char **out, const char *path, const char *field, struct err *e);
+
 /* upstream_config_check_files - may a request give this entry? The server reads a key or a CA file
  * for it only if may_read says that the configuration names this very file: otherwise a request
  * could find out which files there are.

@@ -296,9 +296,10 @@ static json_t *own_weights_json(const struct app *app)
 {
     if (app->weights == NULL)
         return json_pack("{s:o}", "update", fleet_update_json(app));
-    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "update", status_update_json(app), "state",
-                     status_state_json(app), "cuda", status_cuda_json(app), "nccl",
-                     status_nccl_json(app), "nixl", status_nixl_json(app));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "update", status_update_json(app), "state",
+                     status_state_json(app), "seed", status_seed_json(app), "cuda",
+                     status_cuda_json(app), "nccl", status_nccl_json(app), "nixl",
+                     status_nixl_json(app));
 }
 
 json_t *fleet_status_json(const struct app *app)

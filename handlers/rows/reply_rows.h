@@ -25,7 +25,9 @@ extern const struct member proof_rows[];          /* of struct fleet_prover */
 /* status_rows.c */
 extern const struct member status_reply[], recorded_version_reply[], group_reply[];
 extern const struct member adapter_totals_reply[], ready_reply[];
-extern const struct member admission_reply[];  /* of struct admission_stats */
+extern const struct member admission_reply[]; /* of struct admission_stats */
+extern const struct member seed_reply[];
+extern const struct member seeded_from_rows[]; /* of struct seeder_info */
 extern const struct member http_rows[];        /* of struct http_server_stats */
 extern const struct member model_rows[];       /* of struct app_generate */
 extern const struct member cuda_device_rows[]; /* of struct cuda_device */

@@ -11,6 +11,7 @@
 #include "handlers/update_json.h"
 #include "http/server/http_server.h"
 #include "transport/nixl/nixl.h"
+#include "transport/peer/seeder.h"
 
 const struct member recorded_version_reply[] = {
     {.name = "serial", .type = M_INT},
@@ -171,6 +172,29 @@ static const struct member state_rows[] = {
     {0},
 };
 
+const struct member seeded_from_rows[] = {
+    {"url", M_STRING, M_IN(struct seeder_info, from)},
+    {"weight_version", M_STRING, M_IN(struct seeder_info, label)},
+    {"serial", M_INT, M_IN(struct seeder_info, serial), .doc = "that it has here"},
+    {"boot_id", M_STRING, M_IN(struct seeder_info, boot_id), .doc = "of the peer"},
+    {"digest", M_STRING, M_IN(struct seeder_info, digest)},
+    {0},
+};
+
+const struct member seed_reply[] = {
+    {"state", M_STRING, M_WORDS("none", "seeding", "done", "ended"),
+     .doc = "none: no peer was asked; done: a peer's version is served, or was served already; "
+            "ended: another update was committed first"},
+    {"peer", M_STRING | M_NULL, .doc = "asked last"},
+    {"error", M_STRING | M_NULL, .doc = "why the last peer that failed was left"},
+    {"versions", M_INT, .doc = "of peers that were committed"},
+    {"failures", M_INT, .doc = "how often a peer was left"},
+    {"nbytes_read", M_INT, .doc = "of tensors, of peers that were left too"},
+    {"seeded_from", M_OBJECT | M_NULL, .of = seeded_from_rows,
+     .doc = "the last version that came of a peer"},
+    {0},
+};
+
 static const struct member both_admission_rows[] = {
     {"generate", M_OBJECT, .of = admission_reply},
     {"detokenize", M_OBJECT, .of = admission_reply},
@@ -306,6 +330,8 @@ const struct member status_reply[] = {
     {"weights", M_OBJECT, .of = weights_rows},
     {"state", M_OBJECT | M_NULL, .of = state_rows,
      .doc = "What --state-dir remembers; null without it"},
+    {"seed", M_OBJECT | M_NULL, .of = seed_reply,
+     .doc = "Versions of peers; null without --seed and --seed-cidr"},
     {"update", M_OBJECT | M_NULL, .of = update_reply},
     {"pause", M_OBJECT | M_NULL, .of = pause_reply,
      .doc = "the pause in force, or the one that is pending"},

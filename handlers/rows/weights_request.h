@@ -40,6 +40,10 @@ struct handles_renew_request {
     uint32_t lease_s; /* 0: as many as before */
 };
 
+struct weights_seed_request {
+    const json_t *peers; /* NULL: those of --seed */
+};
+
 struct weight_values_request {
     const char *name;
     uint64_t n_rows;

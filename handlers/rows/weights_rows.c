@@ -4,6 +4,7 @@
 #include "handlers/rows/rows.h"
 #include "handlers/rows/weights_request.h"
 #include "handlers/update_members.h"
+#include "transport/peer/seeder.h"
 #include "weights/store/leases.h"
 #include "weights/store/store.h"
 #include "weights/tensor_list.h"
@@ -70,6 +71,13 @@ const struct member leases_members[] = {
 const struct member weights_file_query[] = {
     {"lease_id", M_STRING, M_IN(struct weights_file_request, lease_id),
      .flags = M_REQUIRED | M_QUERY, .doc = "Of POST /v1/weights/leases"},
+    {0},
+};
+
+const struct member weights_seed_members[] = {
+    {"peers", M_ARRAY, .items = M_STRING, M_IN(struct weights_seed_request, peers), .min = 1,
+     .max = SEED_PEERS_MAX,
+     .doc = "Servers to ask, in this order, as http://HOST:PORT; default: those of --seed"},
     {0},
 };
 

@@ -3,6 +3,7 @@
 
 #include "control/weight_transfer.h"
 #include "transport/ipc/cuda_ipc.h"
+#include "transport/peer/seeder.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
@@ -52,6 +53,23 @@ static void put_state(struct state_dir *state, struct buf *out)
     prom_one(out, "baton_snapshot_failures_total", "counter",
              "Snapshots that could not be written, or older ones that could not be removed",
              info.n_failed);
+}
+
+static void put_seed(struct seeder *seeder, struct buf *out)
+{
+    struct seeder_info info = {0};
+
+    seeder_info(seeder, &info);
+    prom_one(out, "baton_seed_active", "gauge",
+             "1 while a version of a peer is read, or peers are "
+             "asked for one",
+             info.state == SEED_SEEDING);
+    prom_one(out, "baton_seed_versions_total", "counter", "Versions of peers committed",
+             info.n_versions);
+    prom_one(out, "baton_seed_failures_total", "counter", "How often a peer was left",
+             info.n_failures);
+    prom_one(out, "baton_seed_read_bytes_total", "counter", "Tensor bytes read of peers",
+             info.nbytes_read);
 }
 
 static void put_update(struct updates *updates, struct buf *out)
@@ -157,6 +175,8 @@ void metrics_text_weights(const struct app_weights *w, struct buf *out)
     put_update(w->updates, out);
     put_updates(w->updates, out);
     put_changes(w->updates, out);
+    if (w->seeder != NULL)
+        put_seed(w->seeder, out);
     if (w->ipc_stats != NULL)
         put_ipc(w->ipc_stats, out);
     if (w->transfer != NULL)

@@ -104,17 +104,17 @@ json_t *status_json(const struct app *app)
     if (status != NULL &&
         json_object_update_new(
             status,
-            json_pack("{s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-                      "weights", store_weights_json(app->weights), "state", status_state_json(app),
-                      "update", status_update_json(app), "admission", "generate",
-                      admission_json(app->generate->admission), "detokenize",
-                      admission_json(app->generate->text_admission), "engine",
-                      embedded_engine_json(app), "http", status_http_json(app), "model",
-                      model_json(app->generate), "cuda", status_cuda_json(app), "nccl",
-                      status_nccl_json(app), "nixl", status_nixl_json(app), "pause",
-                      pause_or_null(app), "sleep",
-                      pause_controller_sleep_json(app->pause_controller), "adapters",
-                      adapters_json(app->generate))) != 0) {
+            json_pack(
+                "{s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                "weights", store_weights_json(app->weights), "state", status_state_json(app),
+                "seed", status_seed_json(app), "update", status_update_json(app), "admission",
+                "generate", admission_json(app->generate->admission), "detokenize",
+                admission_json(app->generate->text_admission), "engine", embedded_engine_json(app),
+                "http", status_http_json(app), "model", model_json(app->generate), "cuda",
+                status_cuda_json(app), "nccl", status_nccl_json(app), "nixl", status_nixl_json(app),
+                "pause", pause_or_null(app), "sleep",
+                pause_controller_sleep_json(app->pause_controller), "adapters",
+                adapters_json(app->generate))) != 0) {
         json_decref(status);
         status = NULL;
     }

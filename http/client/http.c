@@ -543,7 +543,6 @@ static int set_how(struct http_call *call, const struct http_call_request *req)
     SET(call, CURLOPT_WRITEDATA, (void *)call);
     SET(call, CURLOPT_CONNECTTIMEOUT_MS, ms_of(req->connect_timeout_us));
     SET(call, CURLOPT_TIMEOUT_MS, ms_of(req->timeout_us));
-    SET(call, CURLOPT_MAX_RECV_SPEED_LARGE, (curl_off_t)req->rate_max);
     return 0;
 }
 

@@ -71,7 +71,6 @@ struct http_call_request {
     size_t n_headers;
     uint64_t connect_timeout_us; /* > 0 */
     uint64_t timeout_us;         /* of the whole; 0: the caller ends it */
-    uint64_t rate_max;           /* bytes of the answer a second, on average; 0: no limit */
     bool fresh;                  /* must not run twice */
     /* May this address be connected to? It is that of the socket, whatever the name was; NULL: any
      * may. */

@@ -140,6 +140,20 @@ enum { CONFIG_LIST_MAX = 256 };
       "10.0.0.0/8; repeatable; default: none that is private, loopback or link-local")             \
     X(STR, fetch_ca_file, "fetch-ca-file", "FILE", "", 0, 0,                                       \
       "certificates, PEM, that alone are trusted for --fetch-prefix; default: the system's")       \
+    X(WORDS, seed, "seed", "URL[,URL...]", "", 0, 0,                                               \
+      "other baton servers of the same model, peers, http://HOST:PORT or https://HOST:PORT: the "  \
+      "first that answers gives its version, which is served before any first weights; "           \
+      "repeatable, separated by blanks in the variable; default: none is asked")                   \
+    X(LIST, seed_cidr, "seed-cidr", "CIDR", "", 0, 0,                                              \
+      "addresses of peers that POST /v1/weights/seed may name besides those of --seed, as "        \
+      "10.0.0.0/8; repeatable; default: such requests are refused")                                \
+    X(STR, seed_key_file, "seed-key-file", "FILE", "", 0, 0,                                       \
+      "file with the key that peers get: theirs of the role weights")                              \
+    X(STR, seed_ca_file, "seed-ca-file", "FILE", "", 0, 0,                                         \
+      "certificates, PEM, that alone are trusted of peers; default: the system's")                 \
+    X(NBYTES, seed_rate, "seed-rate", "BYTES", "0", 0, UINT64_MAX / 2,                             \
+      "bytes a second that are read of a peer at most; 0: no limit")                               \
+    X(INT, seed_connections, "seed-connections", "N", "4", 1, 64, "connections to a peer")         \
     X(INT, http_server_threads, "front-threads", "N", "1", 1, 64,                                  \
       "event loops of the HTTP server")                                                            \
     X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \

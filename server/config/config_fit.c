@@ -9,16 +9,24 @@
 static const char *const own[] = {"engine", "device"};
 /* Options of a server that receives updates itself. */
 static const char *const received[] = {
-    "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
-    "nccl-allow-cidr", "max-versions",   "max-weight-bytes", "pin-timeout",  "non-finite",
-    "state-dir",       "snapshot",       "serve-base",       "placement",    "fetch-prefix",
-    "fetch-cidr",      "fetch-ca-file",  "nixl-library",     "nixl-devices", "nixl-tls"};
+    "weights",       "weight-version",  "allow-path",    "cuda-library",
+    "nccl-library",  "nccl-allow-cidr", "max-versions",  "max-weight-bytes",
+    "pin-timeout",   "non-finite",      "state-dir",     "snapshot",
+    "serve-base",    "placement",       "fetch-prefix",  "fetch-cidr",
+    "fetch-ca-file", "nixl-library",    "nixl-devices",  "nixl-tls",
+    "seed",          "seed-cidr",       "seed-key-file", "seed-ca-file",
+    "seed-rate",     "seed-connections"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* Options that need --nixl-library. */
 static const char *const needs_nixl[] = {"nixl-devices", "nixl-tls"};
 /* Options that need --fetch-prefix. */
 static const char *const needs_fetch[] = {"fetch-cidr", "fetch-ca-file"};
+/* Options that need --seed or --seed-cidr. */
+static const char *const needs_seed[] = {"seed-key-file", "seed-ca-file", "seed-rate",
+                                         "seed-connections"};
+/* First weights, which a server with --seed has from a peer. */
+static const char *const first[] = {"weights", "weight-version"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
@@ -76,6 +84,16 @@ static int needs_fit(const struct config_loader *l, struct err *e)
     if (l->config.nixl_library != NULL && l->config.nixl_devices == NULL)
         return option_refuse(l, config_find("nixl-library", strlen("nixl-library")),
                              "it needs --nixl-devices: the devices that may be read by", e);
+    o = option_given(l, needs_seed, sizeof needs_seed / sizeof needs_seed[0]);
+    if (o != NULL && l->config.seed.n == 0 && l->config.seed_cidr.n == 0)
+        return option_refuse(l, o, "it has no effect without --seed or --seed-cidr", e);
+    o = option_given(l, first, sizeof first / sizeof first[0]);
+    if (o != NULL && l->config.seed.n > 0 &&
+        (l->config.weights == NULL || strcmp(l->config.weights, "none") != 0))
+        return option_refuse(l, o,
+                             "with --seed the first version is a peer's, or that of "
+                             "--state-dir: remove one of them",
+                             e);
     return 0;
 }
 

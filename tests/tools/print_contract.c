@@ -58,6 +58,7 @@ static const struct {
     {"Handles", handles_reply, NULL},
     {"Lease", lease_reply, NULL},
     {"FileLease", file_lease_reply, NULL},
+    {"Seed", seed_reply, NULL},
     {"Adapter", adapter_reply, NULL},
     {"LoadedAdapter", loaded_adapter_reply, NULL},
     {"AdapterUsed", adapter_used_reply,

@@ -177,9 +177,8 @@ int snapshot_write(const struct snapshot_write *w, struct err *e)
     return rc;
 }
 
-/* The checksums in the model spec's order. */
-static int match_spec(const struct safetensors *f, const struct tensor_list *spec,
-                      struct checksum *sums, struct err *e)
+int snapshot_file_sums(const struct safetensors *f, const struct tensor_list *spec,
+                       struct checksum *sums, struct err *e)
 {
     for (uint32_t i = 0; i < spec->n_tensors; i++) {
         const struct tensor_spec *t = &spec->tensors[i], *found;
@@ -221,7 +220,7 @@ static int snapshot_file_check_head(struct snapshot_head *out, const struct safe
     if (f->weight_version == NULL || strlen(f->weight_version) > VERSION_LABEL_MAX ||
         parse_origin(&h, f->snapshot, given) != 0)
         return err_set(e, ERR_UNREADABLE, "", "its metadata is not that of a snapshot");
-    if (match_spec(f, spec, sums, e) != 0)
+    if (snapshot_file_sums(f, spec, sums, e) != 0)
         return -1;
     (void)snprintf(h.label, sizeof h.label, "%s", f->weight_version);
     content_of(spec, sums, content);

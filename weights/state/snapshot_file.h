@@ -26,6 +26,13 @@ struct snapshot_head {
     char label[VERSION_LABEL_MAX + 1]; /* when it was written */
 };
 
+/* snapshot_file_sums - the checksums that a file's head has, of exactly this model's tensors.
+ * @sums  [spec->n_tensors], in the model spec's order
+ * Errors: ERR_MISMATCH (of another model), ERR_UNREADABLE (a checksum is missing). */
+struct safetensors;
+int snapshot_file_sums(const struct safetensors *f, const struct tensor_list *spec,
+                       struct checksum *sums, struct err *e);
+
 /* snapshot_read_head - check everything but the tensors' bytes, whose checksums an update checks.
  * @path  of the file
  * Errors: those of safetensors_open; ERR_UNREADABLE (not a snapshot, or its head was changed),

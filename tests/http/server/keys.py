@@ -69,7 +69,7 @@ ROLES = {
         /areal_init_weights_update_group /areal_set_update_weight_meta /areal_update_weights_xccl
         /areal_update_weights_lora /areal_set_update_weight_meta_lora /areal_update_weights_lora_xccl
         /begin_weight_update /end_weight_update /slow_down /set_internal_state /start_profile
-        /stop_profile /post_process_weights /pull_weights
+        /stop_profile /post_process_weights /pull_weights /v1/weights/seed
         /update_weights_from_distributed /update_weights_from_disk /update_weights_from_ipc
         /update_weights_from_tensor /get_weights_by_name
         /pause_generation /continue_generation /flush_cache

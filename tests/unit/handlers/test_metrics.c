@@ -13,6 +13,7 @@
 #include "control/pause_controller.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
+#include "transport/peer/seeder.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
@@ -133,6 +134,24 @@ void updates_stats(struct updates *u, struct updates_stats *out)
                                   .commit_us = 3000000};
 }
 
+void seeder_info(struct seeder *s, struct seeder_info *out)
+{
+    (void)s;
+    *out = (struct seeder_info){
+        .state = SEED_SEEDING, .n_versions = 2, .n_failures = 3, .nbytes_read = 4096};
+}
+
+bool seeder_holds(struct seeder *s)
+{
+    (void)s;
+    return false;
+}
+
+const char *seeder_state_name(enum seeder_state state)
+{
+    return state == SEED_SEEDING ? "seeding" : "none";
+}
+
 const char *update_phase_name(enum update_phase phase)
 {
     static const char *const names[] = {"none",     "open",      "receiving", "verifying",
@@ -205,7 +224,8 @@ static struct life life;
 
 static struct app_weights weights = {.store = (struct store *)(uintptr_t)16,
                                      .updates = (struct updates *)(uintptr_t)16,
-                                     .state = (struct state_dir *)(uintptr_t)16};
+                                     .state = (struct state_dir *)(uintptr_t)16,
+                                     .seeder = (struct seeder *)(uintptr_t)16};
 static struct app_generate generate = {.engine = &engine,
                                        .admission = (struct admission *)(uintptr_t)16,
                                        .text_admission = (struct admission *)(uintptr_t)32,
@@ -542,6 +562,21 @@ static void test_metrics_text_tells_every_room(void **state)
     metrics_free(m);
 }
 
+static void test_metrics_text_tells_of_seeds(void **state)
+{
+    struct metrics *m = metrics_made();
+    struct app app = whole_app();
+    char *text = text_of(m, &app);
+
+    (void)state;
+    assert_line(text, "baton_seed_active 1");
+    assert_line(text, "baton_seed_versions_total 2");
+    assert_line(text, "baton_seed_failures_total 3");
+    assert_line(text, "baton_seed_read_bytes_total 4096");
+    free(text);
+    metrics_free(m);
+}
+
 /* What is read of vLLM's names, with the labels that readers group by; and the escapes. */
 static void test_metrics_text_speaks_vllm(void **state)
 {
@@ -673,6 +708,7 @@ int main(void)
         cmocka_unit_test(test_metrics_request_counts),
         cmocka_unit_test(test_metrics_generation_counts),
         cmocka_unit_test(test_metrics_text_tells_every_room),
+        cmocka_unit_test(test_metrics_text_tells_of_seeds),
         cmocka_unit_test(test_metrics_text_speaks_vllm),
         cmocka_unit_test(test_metrics_text_tells_of_the_process),
         cmocka_unit_test(test_metrics_count_from_any_thread),

@@ -252,8 +252,8 @@ static void test_abort_unused_counts_what_is_queued(void **state)
     fx_pause_controller_fini(&pause_controller);
 }
 
-/* One that is no trainer's gives way, whatever it does, to a session and to an update of one request;
- * not to another of its kind that begins while a trainer's is open. */
+/* One that is no trainer's gives way, whatever it does, to a session and to an update of one
+ * request; not to another of its kind that begins while a trainer's is open. */
 static void test_start_ends_an_update_that_yields(void **state)
 {
     static const struct update_start seed = {.yields = true};
