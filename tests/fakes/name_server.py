@@ -3,6 +3,7 @@
 with NameServer() as n: n.names["engines.test"] = ["127.0.0.2", "::1"]; n.fails = "servfail" (nxdomain, silent, truncated; None)
 """
 
+import contextlib
 import ipaddress
 import socket
 import struct
@@ -57,7 +58,7 @@ class NameServer:
             threading.Thread(target=self._serve_connection, args=(c,), daemon=True).start()
 
     def _serve_connection(self, c):
-        with c, c.makefile("rwb") as f:
+        with contextlib.suppress(OSError), c, c.makefile("rwb") as f:  # a resolver may leave early
             while len(head := f.read(2)) == 2:
                 reply = self._reply(f.read(struct.unpack("!H", head)[0]), udp=False)
                 f.write(struct.pack("!H", len(reply)) + reply)
