@@ -18,10 +18,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
 peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoint-engine slime
-  miles skyrl prime-rl megatron reshard router-replay templates files ray)
+  miles skyrl prime-rl megatron reshard router-replay templates files ray nixl)
 # Installed without their dependencies: the requirements are a complete lock, or the environment in
 # built_on has the dependencies.
-declare -A listed=([vllm]=1 [sglang]=1)
+declare -A listed=([vllm]=1 [sglang]=1 [nixl]=1)
 declare -A built_on=(
   [vllm-wire]=vllm [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
   [megatron]=vllm [reshard]=vllm [router-replay]=vllm [files]=vllm [miles]=vllm
