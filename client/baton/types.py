@@ -721,6 +721,7 @@ class SeedSeededFrom(TypedDict, total=False):
     weight_version: str
     serial: int
     boot_id: str
+    peer_serial: int
     digest: str
 
 

@@ -177,6 +177,7 @@ const struct member seeded_from_rows[] = {
     {"weight_version", M_STRING, M_IN(struct seeder_info, label)},
     {"serial", M_INT, M_IN(struct seeder_info, serial), .doc = "that it has here"},
     {"boot_id", M_STRING, M_IN(struct seeder_info, boot_id), .doc = "of the peer"},
+    {"peer_serial", M_INT, M_IN(struct seeder_info, peer_serial), .doc = "that it has there"},
     {"digest", M_STRING, M_IN(struct seeder_info, digest)},
     {0},
 };

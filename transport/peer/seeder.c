@@ -279,6 +279,7 @@ static void note_taken(struct seeder *s, const char *url)
     s->serial = s->answer.serial;
     s->holds = true;
     s->info.serial = s->serial;
+    s->info.peer_serial = v->serial;
     s->info.n_versions++;
     (void)snprintf(s->info.from, sizeof s->info.from, "%s", url);
     (void)snprintf(s->info.label, sizeof s->info.label, "%s", v->label);

@@ -72,7 +72,7 @@ struct seeder_info {
     struct err error;            /* why the last peer that failed was left */
     uint64_t n_versions, n_failures, nbytes_read;
     /* The version of a peer that was committed last; serial 0: none. */
-    uint64_t serial; /* here */
+    uint64_t serial, peer_serial; /* that it has here, and at the peer */
     char from[SEED_URL_MAX + 1], label[VERSION_LABEL_MAX + 1];
     char boot_id[65], digest[65];
 };
