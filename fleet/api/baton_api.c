@@ -157,6 +157,8 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
     api_copy_text(out->label, api_at(status, baton_api.version_at));
     (void)copy_update_id(out->update_id, json_object_get(status, "weights"));
     read_seed(out, status);
+    out->dropped = strcmp(api_text(json_object_get(status, "weights"), "state", ""), "dropped") ==
+                   0;
     read_not_ready(out, status);
     read_held(out, status);
 }

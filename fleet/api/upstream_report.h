@@ -37,6 +37,7 @@ struct upstream_report {
     const char *held; /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
                          does not say */
     enum report_sleep { SAYS_NOTHING, SAYS_AWAKE, SAYS_ASLEEP } sleep; /* by any client */
+    bool dropped;         /* it has no weights any more, by a sleep of any client */
     bool held_by_fence;   /* it is paused, and by a server with --pause-fenced */
     uint64_t sent_epoch;  /* fleet_weights_epoch when the probe was sent; 0: the report is not older
                              than its fleet_probe_ok */

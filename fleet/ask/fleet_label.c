@@ -112,7 +112,7 @@ static int name_engines(struct fleet_control *fc, const struct fleet_label_reque
 {
     int rc;
 
-    fleet_set_updating(fleet_of(fc), true);
+    fleet_begin_naming(fleet_of(fc));
     rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
     fleet_label_apply_results(fc, req, results, serial);
     if (req->abort_requests && *serial != 0)

@@ -143,7 +143,7 @@ static int refuse_if_paused(struct fleet_control *fc, struct err *e)
 static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
     struct fleet_sleep sleep;
-    struct upstream_info info;
+    struct upstream_info info, before;
     struct upstream_report report;
     struct err stale = {0};
 
@@ -154,12 +154,14 @@ static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream,
     if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 || check_sleep(&info, &sleep, e) != 0)
         return -1;
     fleet_gate_suspend(fc, upstream, true);
-    if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0 ||
-        query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
+    if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0)
+        return -1;
+    fleet_info(fleet_of(fc), upstream, &before);
+    if (query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
         sleep_if_missed(fc, upstream, &info, &sleep, e) != 0)
         return -1;
     fleet_reset_caches(fc, upstream, CACHES_OF_OTHER_WEIGHTS, &stale);
-    return fleet_resync(fleet_of(fc), upstream, &report, e);
+    return fleet_resync(fleet_of(fc), upstream, &before, &report, e);
 }
 
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,

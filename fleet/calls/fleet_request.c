@@ -134,12 +134,14 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
 }
 
 /* Another process leaves rotation at once, not only at its next probe.
- * @lost  it is another one, by what it answered */
-static void note_process(struct fleet_control *fc, struct fleet_result *result, const char *process,
-                         bool lost)
+ * @incarnation  as of fleet_check_process
+ * @lost         it is another one, by what it answered */
+static void note_process(struct fleet_control *fc, struct fleet_result *result,
+                         uint64_t incarnation, const char *process, bool lost)
 {
     result->other_process = process[0] != '\0' &&
-                            !fleet_check_process(fleet_of(fc), result->upstream, process);
+                            !fleet_check_process(fleet_of(fc), result->upstream, incarnation,
+                                                 process);
     if (lost || result->other_process)
         upstreams_probe_now(fc->upstreams);
 }
@@ -251,7 +253,7 @@ static void fleet_request_on_answered(void *arg, size_t at)
 
     fleet_result_read(result, name, reply);
     lost = fleet_result_read_lost(result, &target->ctx, name);
-    note_process(s->fc, result, reply->process, lost);
+    note_process(s->fc, result, s->before[at].incarnation, reply->process, lost);
     if (s->what->kind != WHAT_QUERY)
         apply_answer(s->fc, fleet_request_op_of(s->what, target), target, &s->before[at], result);
     if (target->answered != NULL)
@@ -263,13 +265,18 @@ static int call_all(struct sending *s, struct err *e)
 {
     struct fleet *f = fleet_of(s->fc);
     bool changes = s->what->kind != WHAT_QUERY;
+    struct upstream_info info;
     int rc;
 
     for (size_t i = 0; i < s->n; i++) { /* they keep their places meanwhile */
         s->results.list[i].upstream = upstream_ref(s->targets[i].upstream);
-        if (changes)
+        if (changes) {
             fleet_doubt(f, s->targets[i].upstream, fleet_request_op_of(s->what, &s->targets[i]),
                         args_of(&s->targets[i]), &s->before[i]);
+            continue;
+        }
+        fleet_info(f, s->targets[i].upstream, &info);
+        s->before[i].incarnation = info.incarnation;
     }
     rc = upstreams_call(s->fc->upstreams, s->calls, s->n, s->replies, fleet_request_on_answered, s,
                         e);

@@ -143,9 +143,12 @@ bool fleet_answer(struct fleet *f, struct upstream *upstream, enum api_op op,
 
 /* fleet_check_process - a reply (to a client, or to a step of an update) named the process that
  * made it. If this is not the known process, the engine has restarted: it is not synced any more,
- * and the new process becomes the known one.
+ * and the new process becomes the known one, unless another one became known since the request was
+ * sent: then it may be an earlier one.
+ * @incarnation  of the engine, when the request was sent
  * Returns: is it the known process? Threads: any. */
-bool fleet_check_process(struct fleet *f, struct upstream *upstream, const char *process);
+bool fleet_check_process(struct fleet *f, struct upstream *upstream, uint64_t incarnation,
+                         const char *process);
 
 /* fleet_may_report_version - may a reply to a client name this version? No if the fleet has another
  * version and already had it when the request was sent: then the engine no longer serves what it
@@ -175,9 +178,11 @@ void fleet_auth_failed(struct fleet *f, struct upstream *upstream, enum fleet_au
 void fleet_auth_ok(struct fleet *f, struct upstream *upstream);
 
 /* fleet_set_updating - an update begins to change what engines serve (on), or has ended without a
- * new version, or with one (off). Meanwhile neither the old nor the new label puts an engine out of
- * sync. */
+ * new version, or with one (off). Meanwhile the dirty marker puts no engine out of sync.
+ * fleet_begin_naming - the same, and engines are about to report another name of the version: since
+ * this, or fleet_begin_switch, no label does. */
 void fleet_set_updating(struct fleet *f, bool on);
+void fleet_begin_naming(struct fleet *f);
 
 /* What stands still at all engines. */
 struct fleet_still {
@@ -230,21 +235,25 @@ void fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *w
 void fleet_fence_served(struct fleet *f, struct upstream *upstream, uint64_t incarnation,
                         uint64_t serial, const struct err *why);
 
+struct upstream_info;
+
 /* fleet_may_resync - would fleet_resync fail for any report? Errors: as of fleet_resync. */
 int fleet_may_resync(struct fleet *f, struct upstream *upstream, struct err *e);
 
 /* fleet_resync - an operator declares that the engine has the right weights: it is synced, and a
  * fence for a missed sleep or wake ends, or by fleet_fence_served if it was restarted since. If the
  * fleet has no version yet, this engine's becomes the fleet's.
- * @report  its reply just now
+ * @before  of upstream_info, when it was asked
+ * @report  its reply since
  * Errors: ERR_NEEDS_UPDATE  an update of it failed, or never ended; or this process of it was
  *                           found wrong (fleet_fence_served); or it serves another version
  *                           than the fleet (after the first update an empty label is accepted)
- *         ERR_CONFLICT      it is not ready, an update runs, or as of fleet_reject_alias
+ *         ERR_CONFLICT      it is not ready, it has changed since `before`, an update runs, or as
+ *                           of fleet_reject_alias
  *         ERR_NOT_FOUND     it is removed
  *         After an error nothing has changed. */
-int fleet_resync(struct fleet *f, struct upstream *upstream, const struct upstream_report *report,
-                 struct err *e);
+int fleet_resync(struct fleet *f, struct upstream *upstream, const struct upstream_info *before,
+                 const struct upstream_report *report, struct err *e);
 
 /* What an engine needs besides the bytes of the weights. */
 enum fleet_need {
@@ -377,10 +386,11 @@ struct fleet_ticket {
     struct fleet_version served; /* written at the grant: the fleet's version */
 
     struct upstream *upstream; /* since it was granted; a reference until it is released */
+    uint64_t incarnation;      /* of its process, at the grant */
 
     /* Private to the fleet. */
-    unsigned n_lost;                             /* at the grant */
-    uint64_t n_named, n_overwrites, incarnation; /* at the grant */
+    unsigned n_lost;                /* at the grant */
+    uint64_t n_named, n_overwrites; /* at the grant */
     uint64_t granted_us;
     bool settled; /* fleet_settle */
 };

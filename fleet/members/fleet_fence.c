@@ -147,13 +147,32 @@ static int check_resync_locked(const struct fleet *f, struct upstream *u,
                    f->cfg.staged ? fleet_remedy(f) : "push an update");
 }
 
-int fleet_resync(struct fleet *f, struct upstream *u, const struct upstream_report *report,
-                 struct err *e)
+/* A probe, or an answer, may have told something else since it was asked. One that has told its
+ * version before, and does not now, was not asked well. */
+static bool has_changed_locked(const struct upstream *u, const struct upstream_info *before,
+                               const struct upstream_report *report)
+{
+    bool same = report->process[0] != '\0' && strcmp(u->report.process, report->process) == 0;
+
+    return (u->incarnation != before->incarnation && !same) ||
+           (u->report.label[0] != '\0' && report->label[0] == '\0') ||
+           (u->probe_ok_us != before->probe_ok_us && u->label_known &&
+            strcmp(u->report.label, report->label) != 0);
+}
+
+int fleet_resync(struct fleet *f, struct upstream *u, const struct upstream_info *before,
+                 const struct upstream_report *report, struct err *e)
 {
     int rc;
 
     fleet_change_begin(f);
     rc = check_resync_locked(f, u, report, e);
+    if (rc == 0 && has_changed_locked(u, before, report))
+        rc = err_set(
+            e, ERR_CONFLICT, "",
+            "%.200s was restarted, or its version has changed, or could not be read, while "
+            "it was asked: resync it again",
+            upstream_name(u));
     if (rc == 0) {
         if (f->serial == 0 && !f->decided) {
             f->decided = true;

@@ -34,6 +34,7 @@ struct probe {
     enum api_query query;
     uint64_t weights_epoch; /* when the probe was sent */
     uint64_t have_change;   /* the same of have.change */
+    uint64_t incarnation;   /* ... of the engine's process */
     uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
     uint64_t still_order;   /* the same of upstream_info.still_order */
     unsigned n_probes;
@@ -128,6 +129,8 @@ struct fleet {
     struct cnd idle; /* an engine has no generate request any more, and fleet_await_idle waits */
     unsigned n_idle_waits;
     bool decided, updating, closed;
+    bool renaming; /* engines may report names that are about to be the fleet's, since
+                      fleet_begin_switch or fleet_begin_naming; until the end of `updating` */
     struct fleet_still still;
     bool switching, switched; /* since fleet_begin_switch, fleet_switch_version; until its end */
     struct {

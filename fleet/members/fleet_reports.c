@@ -50,11 +50,11 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         set_restarted_error(f, &why);
     else if (have_is_broken(&u->have))
         return;
-    else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
+    else if (!f->renaming && f->decided && !report->is_stale && report->label[0] != '\0' &&
              u->have.weights.serial == f->serial && strcmp(report->label, f->label) != 0 &&
              !fleet_has_earlier_name(u, report->label))
         set_other_version_error(f, report->label, &why);
-    else if (!f->updating && !report->is_stale && report->update_id[0] != '\0' &&
+    else if (!f->renaming && !report->is_stale && report->update_id[0] != '\0' &&
              u->update_id[0] != '\0' && strcmp(report->update_id, u->update_id) != 0)
         (void)err_set(&why, ERR_UNSYNCED, "",
                       "its weights are those of an update by another client (%s): %s",
@@ -167,15 +167,24 @@ static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
                       u->report.label, fleet_remedy(f));
 }
 
+/* By a sleep of another client, or of this server that was not answered well. */
+static void note_dropped_locked(struct upstream *u, const struct upstream_report *report)
+{
+    if (report->dropped && !report->is_stale && !have_is_broken(&u->have))
+        have_fault(&u->have, FAULT_DROPPED);
+}
+
 /* An update that ended at the engine after it had failed here: its reply to the finish was lost, or
  * it hands the version to engines of its own and had to repeat that, or it was restarted and has
- * restored the version. */
+ * restored the version. Not what it reported before it was last asked to sleep, which may have
+ * dropped that. */
 static void check_update_locked(const struct fleet *f, struct upstream *u,
                                 const struct upstream_report *report)
 {
-    if (f->updating || report->is_stale || u->update_id[0] == '\0' ||
-        strcmp(report->update_id, u->update_id) != 0 || strcmp(report->label, f->label) != 0 ||
-        have_has_missed(&u->have) || u->have.sleep.weights == SLEEP_UNKNOWN)
+    if (f->updating || report->is_stale || report->have_change != u->have.change ||
+        u->update_id[0] == '\0' || strcmp(report->update_id, u->update_id) != 0 ||
+        strcmp(report->label, f->label) != 0 || have_has_missed(&u->have) ||
+        u->have.sleep.weights == SLEEP_UNKNOWN)
         return;
     have_version(&u->have, f->serial);
 }
@@ -223,6 +232,7 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     check_update_locked(f, u, &fresh_report);
     check_seed_locked(f, u, &fresh_report);
     fence_dirty_locked(f, u);
+    note_dropped_locked(u, &fresh_report);
     fleet_decide_version_locked(f);
     /* An engine that does not report its process has restarted if it has lost the version, but not
      * if it has a dirty marker, which a new process does not have. */
@@ -253,10 +263,12 @@ static bool is_same_locked(const struct upstream *u, const char *process)
     return u->report.process[0] == '\0' || strcmp(process, u->report.process) == 0;
 }
 
-/* Called with each reply of a baton, so the usual case takes the lock once. The new process becomes
- * the known one: an update that it completes syncs it. Before the first update the next probe tells
- * which version it has. */
-bool fleet_check_process(struct fleet *f, struct upstream *u, const char *process)
+/* An answer that comes late may be of a process before the known one, which would be served with
+ * what the earlier one has. Called with each reply of a baton, so the usual case takes the lock
+ * once. The new process becomes the known one: an update that it completes syncs it. Before the
+ * first update the next probe tells which version it has. */
+bool fleet_check_process(struct fleet *f, struct upstream *u, uint64_t incarnation,
+                         const char *process)
 {
     struct err why = {0};
     bool same;
@@ -268,7 +280,7 @@ bool fleet_check_process(struct fleet *f, struct upstream *u, const char *proces
         return true;
     fleet_change_begin(f);
     same = is_same_locked(u, process);
-    if (!same) {
+    if (!same && incarnation == u->incarnation) {
         set_restarted_error(f, &why);
         fleet_set_why(u, REASON_OTHER_WEIGHTS, &why);
         note_restart_locked(u);

@@ -68,6 +68,7 @@ static void set_all_behind_locked(struct fleet *f, enum switch_part part)
 static void set_updating_locked(struct fleet *f, bool on)
 {
     f->updating = on;
+    f->renaming = false;
     f->weights_epoch++;
     for (size_t i = 0; i < f->list->n; i++)
         f->list->items[i]->switching = SWITCH_NO_PART;
@@ -84,11 +85,19 @@ void fleet_set_updating(struct fleet *f, bool on)
     fleet_grant_all(f);
 }
 
+void fleet_begin_naming(struct fleet *f)
+{
+    fleet_change_begin(f);
+    set_updating_locked(f, true);
+    f->renaming = true;
+    fleet_change_end(f);
+}
+
 void fleet_begin_switch(struct fleet *f, struct upstream *const *parts, size_t n)
 {
     fleet_change_begin(f);
     set_updating_locked(f, true);
-    f->switching = true;
+    f->switching = f->renaming = true;
     for (size_t i = 0; i < n; i++)
         parts[i]->switching = SWITCH_AWAITED;
     fleet_change_end(f);
@@ -183,7 +192,7 @@ uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstre
     fleet_change_begin(f);
     serial = f->serial;
     memcpy(before, f->label, sizeof before);
-    f->updating = false;
+    f->updating = f->renaming = false;
     set_version_locked(f, label);
     for (size_t i = 0; i < f->list->n; i++) {
         struct upstream *u = f->list->items[i];

@@ -50,7 +50,8 @@ void have_reset(struct engine_have *have, bool certain)
     if (certain) {
         have->sleep.weights = have->sleep.kv = have->sleep_calls.asked ? SLEEP_UNKNOWN
                                                                        : SLEEP_AWAKE;
-        have->sleep.slept = have->sleep.told = have->sleep.missed = false;
+        have->sleep.slept = have->sleep.told = false;
+        have->sleep.missed = have->sleep_calls.asked;
     }
     have->sleep.awake = false;
     if (have->sleep.weights == SLEEP_ASLEEP)
@@ -252,6 +253,8 @@ void have_answer(struct engine_have *have, enum api_op op, const struct api_args
     case API_WAKE:
         if (end_call(have, &have->sleep_calls, same) && is_known(answer))
             answer_sleep(have, op, args, before, answer);
+        if (op == API_SLEEP && !is_known(answer))
+            have->sleep.missed = true;
         if (answer == HAVE_GOOD && drops_weights(op, args)) /* whichever process answered */
             have_fault(have, FAULT_DROPPED);
         break;

@@ -91,8 +91,8 @@ struct engine_have {
             slept; /* it has answered a sleep well, and no wake since: so it has a route for both */
         bool told; /* it has told whether it sleeps: so it has one too */
         bool awake;  /* ... and that it does not, since it was last asked to sleep */
-        bool missed; /* a wake of all, and may still sleep: it is woken,
-                        also if another client put it to sleep */
+        bool missed; /* a wake of all, or this server has put it to sleep without a good answer, and
+                        it may still sleep: it is woken, also if another client put it to sleep */
     } sleep;
     struct {
         enum weights_fact state;

@@ -140,6 +140,8 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         fleet_probe_failed(fleet, p->upstream, false, &why);
         return;
     }
+    if (p->incarnation != info.incarnation && !is_same_process(&info, &report))
+        return; /* it may be of an earlier one (fleet_check_process) */
     if (no_token && report.not_ready[0] == '\0' && is_same_process(&info, &report))
         return;
     report.sent_epoch = p->weights_epoch;
@@ -190,6 +192,7 @@ static enum api_query next_query(struct probe *p)
     idle = info.n_granted == p->n_granted && info.n_outstanding[FLEET_GENERATE] == 0;
     p->n_granted = info.n_granted;
     p->have_change = info.have.change;
+    p->incarnation = info.incarnation;
     p->still_order = info.still_order;
     p->n_probes++;
     serves = info.in_step && info.report.not_ready[0] == '\0' && info.report.held == NULL;

@@ -124,7 +124,8 @@ static void begin_streaming(struct proxy_request *r)
 static bool process_changed(const struct proxy_request *r)
 {
     return upstream_caps(r->at->kind)->reply_names_process && r->head.boot_id[0] != '\0' &&
-           !fleet_check_process(r->loop->proxy->fleet, r->ticket.upstream, r->head.boot_id);
+           !fleet_check_process(r->loop->proxy->fleet, r->ticket.upstream, r->ticket.incarnation,
+                                r->head.boot_id);
 }
 
 /* Does the reply name another version than the fleet's? An upstream which was restarted since the

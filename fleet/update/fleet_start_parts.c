@@ -101,24 +101,37 @@ static bool needs_close(const struct fleet_part *p, const void *arg)
     return needs_start(p, arg) && p->own_update == PART_UPDATE_EARLIER;
 }
 
-/* The answer is not looked at: if no update was open, the start that follows, or the tensors, will
- * work; if it could not be closed, they fail. */
+static bool lacks_route(const struct fleet_part *p, const struct fleet_result *result)
+{
+    return p->no_process_id && result->outcome == FLEET_REFUSED &&
+           (result->status == 404 || result->status == 405);
+}
+
+/* Else the answer is not looked at: if no update was open, the start that follows, or the tensors,
+ * will work; if it could not be closed, they fail. */
 static void on_earlier_closed(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    (void)result;
     (void)arg;
-    p->own_update = PART_UPDATE_CLOSED;
+    p->own_update = lacks_route(p, result) ? PART_UPDATE_NONE : PART_UPDATE_CLOSED;
+}
+
+/* Has it answered a start that it may have executed neither well nor by a refusal? */
+static bool may_have_started(const struct fleet_part *p)
+{
+    enum own_fact own = upstream_have(p->upstream).own;
+
+    return p->own_update == PART_UPDATE_EARLIER && (own == OWN_UNKNOWN || own == OWN_OPEN);
 }
 
 /* An SGLang before 0.5.21 has no start, and takes tensors as they come. An engine that refuses, and
- * may have an earlier update open, gets the start again after that is closed. */
+ * may have an earlier update open, gets the start again after that is closed: a 404 may be that of
+ * a proxy. */
 static void on_started(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     (void)arg;
     if (result->outcome == FLEET_OK || result->outcome == FLEET_UNKNOWN)
         p->own_update = PART_UPDATE_OPEN;
-    else if (p->no_process_id && result->outcome == FLEET_REFUSED &&
-             (result->status == 404 || result->status == 405))
+    else if (lacks_route(p, result) && !may_have_started(p))
         p->own_update = PART_UPDATE_NONE;
     if (p->own_update != PART_UPDATE_NONE &&
         !(p->own_update == PART_UPDATE_EARLIER && result->outcome == FLEET_REFUSED))

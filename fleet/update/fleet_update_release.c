@@ -68,13 +68,23 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
         resume_parts(fc, s, is_finished_paused, NULL);
 }
 
+/* Is this how an engine refuses an end, if it has nothing to end? vLLM answers 500, SGLang 400, and
+ * one that has no start 404. Another refusal may be that of a proxy, or of a key. */
+static bool says_none_open(const struct fleet_part *p, const struct fleet_result *result)
+{
+    bool lacks_route = result->status == 404 || result->status == 405;
+
+    return result->outcome == FLEET_REFUSED &&
+           (result->status == 400 || result->status == 500 || (p->no_process_id && lacks_route));
+}
+
 /* An engine that was started and got no tensors gets a finish without a version, which changes
  * nothing. A start whose answer was lost, or was an error, may not have been executed; then there
  * is nothing to finish, which its refusal says but does not prove: the next update closes it first.
  * An SGLang without an open update, since it was restarted, answers 400. */
 static void on_closed(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    bool refused = result->outcome == FLEET_REFUSED;
+    bool refused = says_none_open(p, result);
     bool none_open = p->no_process_id && refused && result->status == 400;
     bool doubtful = p->own_update != PART_UPDATE_OPEN || (p->out && p->outcome == FLEET_UNKNOWN);
     struct err other = {0};

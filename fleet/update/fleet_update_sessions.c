@@ -149,6 +149,14 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_result
     s->report = weakest;
 }
 
+/* It was removed while the update was open, and got all of it; the fleet did not, and it is a
+ * member again. */
+static bool has_more_locked(const struct fleet_session *s, const struct fleet_part *p)
+{
+    return s->phase == UPDATE_ABORTED && s->serial == 0 && !s->repair && p->removed &&
+           part_has_finished(p) && !upstream_is_removed(p->upstream);
+}
+
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++) {
@@ -157,7 +165,8 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
         bool torn;
 
         mtx_lock(&fc->lock);
-        torn = p->weights == PART_TORN && (p->out || !fleet_session_is_open(s));
+        torn = (p->weights == PART_TORN && (p->out || !fleet_session_is_open(s))) ||
+               has_more_locked(s, p);
         why = p->why;
         mtx_unlock(&fc->lock);
         if (!torn)

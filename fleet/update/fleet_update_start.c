@@ -83,15 +83,17 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
 
 /* A baton that was restarted since its last probe has started the update in its new process, which
  * has none of the fleet's weights and missed a pause. It may have been restarted after its answer
- * too, which is as old as the others took: it does not tell which process is there now. */
+ * too, which is as old as the others took: it does not tell which process is there now. What else
+ * told of the restart since the engines were chosen has put it out of step. */
 static void check_process(struct fleet_control *fc, const struct fleet_session *s,
                           struct fleet_part *p, const char *process, struct fleet_result *result)
 {
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
-    if (!result->other_process && (process[0] == '\0' || info.report.process[0] == '\0' ||
-                                   strcmp(process, info.report.process) == 0))
+    if (!result->other_process && (p->before != PART_WAS_IN_STEP || info.synced) &&
+        (process[0] == '\0' || info.report.process[0] == '\0' ||
+         strcmp(process, info.report.process) == 0))
         return;
     if (p->before == PART_WAS_IN_STEP)
         p->before = PART_WAS_OUT_OF_STEP;

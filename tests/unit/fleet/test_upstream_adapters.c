@@ -153,6 +153,7 @@ static void test_weights_do_not_replace_adapters(void **state)
     struct fleet *f = new_fleet();
     const bool done[FLEET_MAX] = {true, true};
     struct upstream_report report = {.process = "p1", .label = "w"};
+    struct upstream_info before;
     struct err e = {0};
 
     (void)state;
@@ -164,7 +165,8 @@ static void test_weights_do_not_replace_adapters(void **state)
     assert_true(!serves(f) && info_of(f, 0).synced && says(f, "it lacks adapter 'x'"));
     fleet_need_tried(f, engine_at(f, 0), NEED_ADAPTERS, &fails);
     assert_true(says(f, "it lacks adapter 'x'") && says(f, "last error: it holds requests"));
-    assert_int_equal(fleet_resync(f, engine_at(f, 0), &report, &e), 0);
+    before = info_of(f, 0);
+    assert_int_equal(fleet_resync(f, engine_at(f, 0), &before, &report, &e), 0);
     assert_false(serves(f));
     find_adapter(f);
     assert_true(serves(f));

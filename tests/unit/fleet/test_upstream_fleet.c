@@ -386,7 +386,7 @@ static void test_labels_are_not_compared_during_an_update(void **cmocka_state)
     assert_non_null(strstr(info.error.why.msg, "not compared"));
     (void)commit(f, "v1", 0, (const bool[]){true, true, false}, NULL);
     assert_true(fleet_weights_epoch(f) != epoch);
-    fleet_set_updating(f, true);
+    fleet_begin_naming(f);
     report_ok(f, 0, "p", "v2"); /* it has the new version already */
     assert_string_equal(state(f, 0), "serving");
     report_ok(f, 1, "q", "v1"); /* a restart is noticed */

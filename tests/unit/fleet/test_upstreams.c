@@ -460,6 +460,7 @@ static void test_reload_adds_and_removes(void **state)
 {
     size_t n_granted = 0;
     struct fleet_ticket t = {.ticket = {.granted = granted, .arg = &n_granted}};
+    struct upstream_info before;
     const struct upstream_report report = {.label = "v1"};
     struct upstreams_cfg cfg;
     struct fleet_stats s;
@@ -490,8 +491,10 @@ static void test_reload_adds_and_removes(void **state)
     assert_int_equal(s.n_upstreams, 2);
     assert_int_equal(s.min_ready, 2); /* all, and now that is two */
     assert_false(s.ready);
+    fleet_info(upstreams_fleet(u), engine_at(upstreams_fleet(u), 1), &before);
     assert_int_equal(
-        fleet_resync(upstreams_fleet(u), engine_at(upstreams_fleet(u), 1), &report, &e), 0);
+        fleet_resync(upstreams_fleet(u), engine_at(upstreams_fleet(u), 1), &before, &report, &e),
+        0);
     await_state(u, 1, "serving");
 
     reload(u, b.url);

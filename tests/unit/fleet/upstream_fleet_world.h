@@ -176,11 +176,13 @@ static inline void report_ok(struct fleet *f, size_t i, const char *process, con
 static inline int resync(struct fleet *f, size_t i, const char *label, struct err *e)
 {
     struct upstream_report report;
+    struct upstream_info before;
 
     memset(&report, 0, sizeof report);
     (void)snprintf(report.process, sizeof report.process, "p");
     (void)snprintf(report.label, sizeof report.label, "%s", label);
-    return fleet_resync(f, engine_at(f, i), &report, e);
+    fleet_info(f, engine_at(f, i), &before);
+    return fleet_resync(f, engine_at(f, i), &before, &report, e);
 }
 
 static inline struct fleet *fleet_alive(size_t n)
