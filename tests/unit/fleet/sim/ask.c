@@ -18,7 +18,8 @@ enum {
     ASK_US = 400000000, /* the longest: a sleep, behind another operation */
     LATER_US = 4000000,
     RECOVER_N = 30,
-    PARTS_EVERY = 3 /* seeds */
+    PARTS_EVERY = 3, /* seeds */
+    AUTOMATIC_EVERY = 7
 };
 
 struct order {
@@ -134,11 +135,12 @@ static int send_chunk(struct fleet_session *s, int target, unsigned chunk)
 
 /* What a part builds on changes no more once its engines are chosen; but none may report it then,
  * as they were removed before the start was answered. */
-static struct fleet_session *start_update(int target, bool partial)
+static struct fleet_session *start_update(int target, bool partial, bool automatic)
 {
     char label[16];
     fleet_results_auto replies = {0};
-    struct fleet_update_request req = {.label = label, .partial = partial, .lease_s = LEASE_S};
+    struct fleet_update_request req = {
+        .label = label, .partial = partial, .auto_commit = automatic, .lease_s = LEASE_S};
     struct fleet_session *s = NULL;
     struct err e = {0};
     struct ask *a = ask_begin("a start", ASK_US);
@@ -181,15 +183,40 @@ static int finish_update(struct fleet_session *s)
     return rc;
 }
 
+/* A resume, or a wake, ends the update that requests with tensors have begun by themselves. */
+static int commit_open(void)
+{
+    struct fleet_session *s = NULL;
+    struct err e = {0};
+    struct ask *a = ask_begin("the end of an update without a finish", ASK_US);
+    int rc = fleet_commit_open_update(world.fc, "", &s, &e);
+
+    if (s != NULL)
+        world_trace("what is open: %s", rc == 0 ? "committed" : e.msg);
+    fleet_unref(world.fc, s);
+    ask_end(a);
+    return rc;
+}
+
+static int end_automatic(struct fleet_session *s, int target)
+{
+    int rc = commit_open();
+
+    if (rc == 0 && fleet_update_is_open(world.fc, s))
+        check_fail("I10: v%d is sent, and stays open after a resume", target);
+    return rc;
+}
+
 static void push(const struct order *o, bool partial)
 {
+    bool automatic = !partial && world.cfg.seed % AUTOMATIC_EVERY == 5;
     struct fleet_session *s;
     int rc = 0, target;
 
     if (world.target + 1 == TARGETS_MAX)
         return;
     target = ++world.target;
-    s = start_update(target, partial);
+    s = start_update(target, partial, automatic);
     if (s == NULL)
         return;
     if (world.parts[target].is_part)
@@ -200,7 +227,7 @@ static void push(const struct order *o, bool partial)
             rc = send_chunk(s, target, (unsigned)k);
     }
     if (rc == 0 && !world.silent)
-        rc = finish_update(s);
+        rc = automatic ? end_automatic(s, target) : finish_update(s);
     if (rc != 0 && !world.silent && (world.cfg.seed == 0 || sched_chance(50)))
         abort_update(s, true);
     while (fleet_update_is_open(world.fc, s)) /* until its lease has ended */
@@ -237,7 +264,7 @@ static void run_second_update(struct order *o)
     (void)o;
     if (world.target + TARGETS_KEPT >= TARGETS_MAX)
         return;
-    s = start_update(++world.target, false);
+    s = start_update(++world.target, false, false);
     if (s != NULL)
         abort_update(s, false);
     fleet_unref(world.fc, s);
@@ -278,6 +305,7 @@ static void resume_all(void)
 static void run_resume(struct order *o)
 {
     (void)o;
+    (void)commit_open();
     resume_all();
 }
 
@@ -306,25 +334,30 @@ static void run_pause(struct order *o)
 /* @level  0: a wake */
 static void set_sleep(int level)
 {
+    static const char level_2[] = "{\"level\":2}"; /* what is not said is level 1 */
     struct fleet_sleep_request req = {.level = level, .weights = true, .kv = true};
+    struct api_object *native = level == 2 ? api_object_parse(level_2, strlen(level_2)) : NULL;
     fleet_results_auto results = {0};
     struct err e = {0};
     struct ask *a = ask_begin("a sleep or a wake", 2 * ASK_US);
 
     if (fleet_op_lock(world.fc, NULL, "a sleep", &e) == 0) {
         world.n_wakes += level == 0;
-        (void)(level > 0 ? fleet_sleep_all(world.fc, &req, NULL, &results, &e)
+        (void)(level > 0 ? fleet_sleep_all(world.fc, &req, native, &results, &e)
                          : fleet_wake_all(world.fc, &req, NULL, &results, &e));
         world.n_wakes -= level == 0;
         fleet_op_unlock(world.fc);
     }
     world_trace("%s: %s", level > 0 ? "sleep" : "wake", e.code == ERR_NONE ? "done" : e.msg);
     fleet_apply_quiesce(world.fc);
+    api_object_unref(native);
     ask_end(a);
 }
 
 static void run_sleep(struct order *o)
 {
+    if (o->argument == 0)
+        (void)commit_open();
     set_sleep(o->argument);
     if (o->argument == 0)
         return;
@@ -507,6 +540,35 @@ static void run_rename(struct order *o)
     ask_end(a);
 }
 
+/* ---- a resync ---- */
+
+/* Its process was replaced just before it was given the name. */
+static bool is_misnamed(const struct engine *g)
+{
+    return world_label(g->label) == world_version() && engine_version(g) != world_version();
+}
+
+/* An operator vouches for it: not for another version under the fleet's name. */
+static void run_resync(struct order *o)
+{
+    struct engine *g = o->engine;
+    struct upstream *u = NULL;
+    struct err e = {0};
+    struct ask *a;
+
+    if (is_misnamed(g))
+        return;
+    a = ask_begin("a resync", ASK_US);
+    g->n_resyncs++;
+    (void)fleet_resync_one(world.fc, NULL, world_url(check_index_of(g)), &u, &e);
+    g->n_resyncs--;
+    world_trace("resync: %s", e.code == ERR_NONE ? "done" : e.msg);
+    upstream_unref(u);
+    ask_end(a);
+    if (e.code == ERR_NONE && is_misnamed(g))
+        world_restart(g, LATER_US);
+}
+
 /* ---- which ---- */
 
 /* Until what is missing was given, most often. */
@@ -556,6 +618,9 @@ void ask_event(enum event event, struct engine *g)
     case EVENT_COMMIT:
         if (world.cfg.stage != STAGE_NOT)
             order(run_commits, 1, NULL);
+        break;
+    case EVENT_RESYNC:
+        order(run_resync, 0, g);
         break;
     case EVENT_ADAPTER:
         order(run_adapter, 0, NULL);

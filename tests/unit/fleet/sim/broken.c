@@ -41,6 +41,9 @@ __typeof__(fleet_pause_drive) __wrap_fleet_pause_drive, __real_fleet_pause_drive
 __typeof__(fleet_sleep_drive) __wrap_fleet_sleep_drive, __real_fleet_sleep_drive;
 __typeof__(fleet_own_updates_drive) __wrap_fleet_own_updates_drive, __real_fleet_own_updates_drive;
 __typeof__(fleet_needs) __wrap_fleet_needs, __real_fleet_needs;
+__typeof__(fleet_resync) __wrap_fleet_resync, __real_fleet_resync;
+__typeof__(fleet_commit_open_update) __wrap_fleet_commit_open_update,
+    __real_fleet_commit_open_update;
 
 __typeof__(window_reader_has_window) __wrap_window_reader_has_window,
     __real_window_reader_has_window;
@@ -240,6 +243,25 @@ bool __wrap_fleet_needs(struct fleet *f, struct upstream *upstream, enum fleet_n
            !(broken == BROKEN_ROW_ADAPTERS && which == NEED_ADAPTERS) &&
            !(broken == BROKEN_ROW_NAME && which == NEED_NAME) &&
            __real_fleet_needs(f, upstream, which);
+}
+
+int __wrap_fleet_resync(struct fleet *f, struct upstream *u, const struct upstream_info *before,
+                        const struct upstream_report *report, struct err *e)
+{
+    struct upstream_report now = *report;
+
+    if (broken == BROKEN_RESYNC)
+        memcpy(now.label, f->label, sizeof now.label);
+    return __real_fleet_resync(f, u, before, &now, e);
+}
+
+int __wrap_fleet_commit_open_update(struct fleet_control *fc, const char *label,
+                                    struct fleet_session **out, struct err *e)
+{
+    if (broken != BROKEN_OPEN)
+        return __real_fleet_commit_open_update(fc, label, out, e);
+    *out = NULL;
+    return 0;
 }
 
 bool __wrap_window_reader_has_window(const struct window_reader *r)

@@ -25,6 +25,8 @@ enum broken {
     BROKEN_SERIAL,  /* an abort sets the fleet's version back */
     BROKEN_DUE,     /* what failed is never tried again */
     BROKEN_BASE,    /* an engine that has lost the version gets a part of the next one */
+    BROKEN_RESYNC,  /* a resync believes that an engine has the version, whichever it reports */
+    BROKEN_OPEN,    /* a resume does not end an update that was begun by its tensors */
     /* What rotation does not ask for: */
     BROKEN_OUT_DOWN,
     BROKEN_OUT_SLEEP,

@@ -139,7 +139,7 @@ void check_token(struct engine *g, bool held)
     else if (!held && version < world.newest)
         check_fail("I9: %s makes tokens of v%d after v%d was seen", name_of(g), version,
                    world.newest);
-    if (version > world.newest && version <= fleet)
+    if (version > world.newest && version <= fleet && version != FOREIGN)
         world.newest = version;
 }
 
@@ -297,9 +297,8 @@ void check_now(void)
         check_fail("I9: serial %llu after %llu", (unsigned long long)stats.serial,
                    (unsigned long long)world.serial);
     world.serial = stats.serial;
-    if (stats.serial == 0 && world_label(stats.label) != TORN)
-        world.newest = world_label(
-            stats.label); /* as long as it has only what its engines report */
+    if (stats.serial == 0 && world_label(stats.label) != TORN) /* it has what engines report */
+        world.newest = world_label(stats.label) == FOREIGN ? 0 : world_label(stats.label);
     for (size_t i = 0; i < world.n_engines; i++) {
         struct upstream *u = world_upstream(&world.engines[i]);
 

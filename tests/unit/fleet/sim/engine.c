@@ -21,6 +21,7 @@ void engine_start(struct engine *g)
                          .seen_us = was.seen_us,
                          .n_own = was.n_own,
                          .n_queries = was.n_queries,
+                         .n_resyncs = was.n_resyncs,
                          .changes = was.changes,
                          .gates = was.gates,
                          .unreported = was.n_queries > 0,
@@ -42,6 +43,12 @@ static bool is_asleep(const struct engine *g)
 bool engine_runs(const struct engine *g)
 {
     return g->up && !g->paused && !is_asleep(g);
+}
+
+/* No wake ends that. */
+static bool lacks_weights(const struct engine *g)
+{
+    return g->dropped && !engine_overwrites(g);
 }
 
 static bool has_all(const struct engine *g)
@@ -186,7 +193,7 @@ static void start_update(struct engine *g, struct reply *r)
         refuse(r, 404);
         return;
     }
-    if (g->open) {
+    if (g->open || (!engine_overwrites(g) && g->weights_asleep && !g->dropped)) {
         refuse(r, engine_overwrites(g) ? 400 : 409);
         return;
     }
@@ -296,6 +303,7 @@ static void commit(struct engine *g)
 {
     if (g->chunks != 0)
         g->weights = is_whole(g) ? g->target : TORN;
+    g->weights_asleep = g->weights_asleep && !lacks_weights(g);
     g->dropped = g->dropped && g->weights == TORN;
     g->chunks = 0;
     g->open = false;
@@ -362,6 +370,10 @@ static void set_version(struct engine *g, const json_t *body, struct reply *r)
 {
     const char *label = text_of(body, engine_overwrites(g) ? "new_version" : "weight_version");
 
+    if (!engine_overwrites(g) && g->weights_asleep) {
+        refuse(r, 409);
+        return;
+    }
     check_stray(g);
     (void)snprintf(g->label, sizeof g->label, "%s", label);
     g->marked_at = check_turn();
@@ -404,11 +416,30 @@ static void tags_of(const char *path, const json_t *body, bool *weights, bool *k
         *weights = *kv = true;
 }
 
+/* Of a sleep: a baton reports that it has no version. */
+static void drop_weights(struct engine *g)
+{
+    g->weights = TORN;
+    g->dropped = true;
+    g->chunks = 0;
+    if (!engine_overwrites(g))
+        g->label[0] = g->committed_id[0] = '\0';
+}
+
+static bool is_of_level_2(const char *path, const json_t *body)
+{
+    return strstr(path, "level=2") != NULL || json_integer_value(member(body, "level")) == 2;
+}
+
 static void sleep_engine(struct engine *g, const char *path, const json_t *body, struct reply *r)
 {
     bool weights, kv;
 
     tags_of(path, body, &weights, &kv);
+    if (!engine_overwrites(g) && g->open && weights) {
+        refuse(r, 409);
+        return;
+    }
     if (engine_runs(g) && check_runs_request(g)) {
         g->n_held++;
         g->held_kv = NO_ENTRY;
@@ -417,11 +448,8 @@ static void sleep_engine(struct engine *g, const char *path, const json_t *body,
     g->kv_asleep |= kv;
     if (kv)
         g->caches.prefix = g->held_kv = NO_ENTRY;
-    if (weights && engine_overwrites(g) && strstr(path, "level=2") != NULL) {
-        g->weights = TORN;
-        g->dropped = true;
-        g->chunks = 0;
-    }
+    if (weights && is_of_level_2(path, body))
+        drop_weights(g);
     done(g, r, "");
 }
 
@@ -434,7 +462,7 @@ static void wake_engine(struct engine *g, const char *path, const json_t *body, 
         check_crash(g, world.n_wakes > 0 ? NULL : "I7: a wake while it is awake");
         return;
     }
-    g->weights_asleep = g->weights_asleep && !weights;
+    g->weights_asleep = g->weights_asleep && (!weights || lacks_weights(g));
     g->kv_asleep = g->kv_asleep && !kv;
     done(g, r, "");
     go_on(g);
@@ -565,8 +593,10 @@ static void say_status(const struct engine *g, struct reply *r)
         (void)snprintf(update, sizeof update, "{\"update_id\":\"%s\"}", g->own_id);
     (void)snprintf(r->text, sizeof r->text,
                    "{\"boot_id\":\"%s\",\"ready\":true,\"weights\":{\"weight_version\":\"%s\","
-                   "\"update_id\":\"%s\"},\"pause\":%s,\"sleep\":{\"asleep\":%s},\"update\":%s}",
-                   name, g->label, g->committed_id, pause, held, update);
+                   "\"update_id\":\"%s\",\"state\":\"%s\"},\"pause\":%s,\"sleep\":{\"asleep\":%s},"
+                   "\"update\":%s}",
+                   name, g->label, g->committed_id, g->dropped ? "dropped" : "", pause, held,
+                   update);
 }
 
 /* All queries but the token. */

@@ -55,12 +55,15 @@ struct engine {
     unsigned n_held;         /* requests that a pause holds */
     int held_kv;             /* what their KV was computed with; NO_ENTRY: it is computed again */
 
-    unsigned refuses, n_asked[API_OPS]; /* operations: those that it answers with 500, a bit each */
+    unsigned refuses, breaks, denies; /* operations that it answers with 500, a bit each; that it
+                                         executes all the same; that another status refuses */
+    unsigned n_asked[API_OPS];
 
     /* For what may be asked of it. */
     unsigned n_queries;  /* under way ... */
     unsigned reported;   /* the process that has answered one of them with its name; 0: none */
     bool unreported;     /* one of them has failed */
+    unsigned n_resyncs;  /* under way: what they hear counts at their end */
     unsigned n_finishes; /* requests to finish that are under way */
     int lost_target;     /* of tensors whose answer was lost; 0: none */
     uint64_t marked_at;  /* turn of its last marker or start */
@@ -74,7 +77,7 @@ struct engine {
     uint64_t added_us;   /* when it was added again last */
     int left;            /* the update that was open when it was removed: it gets the rest of that,
                             also if it was added again; 0: none */
-    bool unclosed;       /* an end without tensors was refused, which counts as: none is open */
+    bool unclosed;       /* an end without tensors was refused as if none were open */
     bool unnamed;        /* a request for its version has failed: it may lack a marker */
 };
 

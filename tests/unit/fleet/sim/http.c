@@ -20,6 +20,7 @@ struct http_call {
     char *body;
     struct reply reply;
     unsigned process;     /* that answers */
+    unsigned meant;       /* that was there when it was sent */
     unsigned late;        /* process to which it came, and that has yet to look at it; 0: none */
     uint64_t epoch;       /* of the weights, when it was sent */
     uint64_t incarnation; /* how many processes the fleet had counted then */
@@ -63,11 +64,18 @@ static struct engine *engine_at_url(const char *url)
 /* Whoever asks hears which process there is; that another client has pushed to a baton, probes. */
 static bool is_report(const struct http_call *c)
 {
-    return strcmp(c->path, "/metrics") == 0 ||
+    return (strcmp(c->path, "/metrics") == 0 && (c->probes || c->engine->n_resyncs == 0)) ||
            (strcmp(c->path, "/v1/status") == 0 && (c->probes || c->engine->weights != FOREIGN));
 }
 
-/* A report counts when the last query of its probe is answered. */
+/* The weights may have changed since. */
+static bool is_outdated(const struct http_call *c)
+{
+    return c->epoch != fleet_weights_epoch(world.fleet);
+}
+
+/* A report counts when the last query of its probe is answered; then what it says of the weights is
+ * not looked at if they may have changed since it was asked for. */
 static void note_answer(const struct http_call *c, bool good)
 {
     struct engine *g = c->engine;
@@ -75,12 +83,12 @@ static void note_answer(const struct http_call *c, bool good)
     if (c->op != API_OPS)
         return;
     if (is_report(c))
-        g->reported = good && c->epoch == fleet_weights_epoch(world.fleet) ? c->process : 0;
+        g->reported = good && !is_outdated(c) ? c->process : 0;
     g->unreported = g->unreported || !good;
     if (--g->n_queries > 0)
         return;
     if (g->reported == g->process && !g->unreported && !check_is_removed(g) &&
-        g->seen != g->process) {
+        g->seen != g->process && !(g->weights == FOREIGN && is_outdated(c))) {
         g->seen = g->process;
         g->seen_us = clock_now_us();
     }
@@ -230,6 +238,8 @@ static void refuse(struct http_call *c, int status)
 {
     if (c->op == API_LOAD_ADAPTER)
         c->engine->refused = revision_of(c);
+    if (c->op == API_FINISH_UPDATE && c->engine->chunks == 0 && status != 403 && status != 409)
+        c->engine->unclosed = true;
     c->reply.status = status;
     (void)snprintf(c->reply.text, sizeof c->reply.text, "{\"message\":\"no\"}");
     answer_later(c);
@@ -238,7 +248,7 @@ static void refuse(struct http_call *c, int status)
 /* It was asked for as the process, and the member, that the fleet knew then. */
 static void begin_asked(const struct http_call *c)
 {
-    world.asked_unknown = !c->known;
+    world.asked_unknown = !c->known || c->meant != c->engine->process;
     world.asked_removed = c->removed;
 }
 
@@ -247,20 +257,38 @@ static void end_asked(void)
     world.asked_unknown = world.asked_removed = false;
 }
 
+/* Is it the end of an update, with what has come, and not of the version that a baton has? */
+static bool changes_version(const struct http_call *c)
+{
+    const struct engine *g = c->engine;
+    bool repeats = !engine_overwrites(g) && g->weights == g->target;
+
+    return c->op == API_FINISH_UPDATE && g->chunks != 0 && !repeats &&
+           (g->kind != UPSTREAM_SGLANG || g->open);
+}
+
 static void execute(struct http_call *c)
 {
-    c->ends = c->op == API_FINISH_UPDATE && c->engine->chunks != 0 &&
-              (c->engine->kind != UPSTREAM_SGLANG || c->engine->open);
+    c->ends = changes_version(c);
     c->engine->n_finishes += c->ends;
     begin_asked(c);
     engine_ask(c->engine, c->path, c->body, &c->reply);
     end_asked();
 }
 
+/* An SGLang answers an error before its ranks have the tensors. */
+static bool breaks_before(const struct http_call *c)
+{
+    return c->op == API_UPDATE_WEIGHTS && c->engine->kind == UPSTREAM_SGLANG &&
+           world.cfg.stage == STAGE_WINDOWS;
+}
+
 static void fail(struct http_call *c, enum failure f)
 {
     struct engine *g = c->engine;
 
+    if (f == FAIL_ERROR_DONE && breaks_before(c))
+        f = FAIL_ERROR;
     if (f == FAIL_ERROR_DONE || f == FAIL_LOST_DONE || f == FAIL_HANGS_DONE)
         execute(c);
     begin_asked(c);
@@ -269,8 +297,6 @@ static void fail(struct http_call *c, enum failure f)
     end_asked();
     if (c->op == API_SET_VERSION || (c->op == API_OPS && f != FAIL_UNSENT))
         g->unnamed = true;
-    if (c->op == API_FINISH_UPDATE && g->chunks == 0)
-        g->unclosed = true;
     if (f == FAIL_UNSENT) {
         end(c, HTTP_UNREACHABLE, false);
     } else if (f == FAIL_REFUSED) {
@@ -307,6 +333,8 @@ static void on_arrival(void *arg)
     if (c->op != API_OPS) {
         g->n_asked[c->op]++;
         f = (g->refuses & (1u << c->op)) != 0 ? FAIL_ERROR : f;
+        f = (g->breaks & (1u << c->op)) != 0 ? FAIL_ERROR_DONE : f;
+        f = (g->denies & (1u << c->op)) != 0 ? FAIL_REFUSED : f;
     }
     world_trace("%s at %zu%s %s", c->path, check_index_of(g), f != FAIL_NOT ? ": it fails" : "",
                 c->body != NULL ? c->body : "");
@@ -342,6 +370,7 @@ int __wrap_http_start(struct http_call **out, struct http_client *c,
     call->probes = req->timeout_us == PROBE_US;
     call->known = call->engine->seen == call->engine->process &&
                   call->engine->seen_us < clock_now_us();
+    call->meant = call->engine->process;
     call->incarnation = world_incarnation(call->engine);
     call->removed = check_is_removed(call->engine) || call->engine->added_us == clock_now_us();
     call->epoch = fleet_weights_epoch(world.fleet);

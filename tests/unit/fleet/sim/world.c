@@ -136,6 +136,7 @@ static void open_fleet(size_t n_joined)
     struct upstreams_cfg cfg = {.entries = given,
                                 .n_entries = n_joined,
                                 .min_ready = world.cfg.min_ready,
+                                .staged = world.cfg.stage != STAGE_NOT,
                                 .boot_id = "this",
                                 .n_permits = {9, 9},
                                 .n_queue_max = {9, 9},
@@ -219,14 +220,16 @@ static void push_foreign(struct engine *g)
 {
     const struct fleet_locks *locks = &world.fc->locks;
 
-    if (!g->up || g->open || g->n_queries > 0 || world.fc->session != NULL ||
+    if (!g->up || g->open || g->weights_asleep || g->n_queries > 0 || world.fc->session != NULL ||
         world.fc->starting != NULL || locks->op.operation != NULL ||
         locks->abort.operation != NULL || check_is_removed(g))
         return;
     g->weights = FOREIGN;
     g->chunks = 0;
+    g->caches = (struct caches){NO_ENTRY, NO_ENTRY, NO_ENTRY};
     g->seen = 0;
     (void)snprintf(g->label, sizeof g->label, "v%d", FOREIGN);
+    (void)snprintf(g->committed_id, sizeof g->committed_id, "foreign");
 }
 
 void world_happens(enum event event, struct engine *g)
@@ -430,7 +433,7 @@ static void heal_staged(void)
         return;
     ask_commit();
     run_asks();
-    run_until_right(HEAL_US / 4, true);
+    run_until_right(HEAL_US, true); /* a request from before that may hang still */
     check_healed("after another version", true);
     if (check_failed() == NULL && world_version() != world.target)
         check_fail("I11: v%d is committed, the fleet has v%d", world.target, world_version());

@@ -65,9 +65,9 @@ enum event {
     EVENT_GONE,    /* as RESTART, for long */
     EVENT_FOREIGN, /* another client pushes a version of its own */
     EVENT_COMMIT,  /* with a store of this server: the next version */
+    EVENT_RESYNC,  /* by an operator */
     EVENTS,
-    EVENTS_FIRST = EVENT_RENAME,
-    EVENTS_SECOND = EVENT_GONE
+    EVENTS_FIRST = EVENT_RENAME
 };
 
 enum scenario {
