@@ -121,7 +121,6 @@ static void test_marker_of_our_running_update_fences_nothing(void **cmocka_state
     struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
     bool done[FLEET_MAX] = {true, true, true, true};
-    struct upstream_info before;
     struct err e = {0};
 
     (void)cmocka_state;
@@ -134,8 +133,7 @@ static void test_marker_of_our_running_update_fences_nothing(void **cmocka_state
     report_all(f, &report);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
     report.is_stale = false;
-    fleet_info(f, engine_at(f, 0), &before);
-    assert_int_equal(fleet_resync(f, engine_at(f, 0), &before, &report, &e), -1);
+    assert_int_equal(resync(f, 0, report.label, &e), -1);
     assert_non_null(strstr(e.msg, "never ended"));
     fleet_free(f);
 }
@@ -263,51 +261,6 @@ static void test_engine_that_is_not_ready_does_not_count_for_the_version(void **
     fleet_free(f);
 }
 
-static uint64_t incarnation(struct fleet *f, size_t i)
-{
-    struct upstream_info info;
-
-    fleet_info(f, engine_at(f, i), &info);
-    return info.incarnation;
-}
-
-/* An answer that comes late may be of a process that has ended since. */
-static void test_an_earlier_process_is_not_taken_for_the_next(void **cmocka_state)
-{
-    struct fleet *f = fleet_alive(2);
-    struct upstream_info info;
-    uint64_t sent;
-
-    (void)cmocka_state;
-    (void)commit(f, "v6", 0, (const bool[FLEET_MAX]){true, true}, NULL);
-    sent = incarnation(f, 0);
-    report_ok(f, 0, "q", "");
-    assert_false(fleet_check_process(f, engine_at(f, 0), sent, "p"));
-    fleet_info(f, engine_at(f, 0), &info);
-    assert_string_equal(info.report.process, "q");
-    assert_true(fleet_check_process(f, engine_at(f, 0), sent, "q"));
-    fleet_free(f);
-}
-
-/* What was asked before it was restarted says nothing of the process that a probe has found since.
- */
-static void test_a_resync_by_an_earlier_report_is_refused(void **cmocka_state)
-{
-    const struct upstream_report report = {.process = "p", .label = "v6"};
-    struct fleet *f = fleet_alive(2);
-    struct upstream_info before;
-    struct err e = {0};
-
-    (void)cmocka_state;
-    (void)commit(f, "v6", 0, (const bool[FLEET_MAX]){true, true}, NULL);
-    fleet_info(f, engine_at(f, 0), &before);
-    report_ok(f, 0, "q", "v6");
-    assert_int_equal(fleet_resync(f, engine_at(f, 0), &before, &report, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
-    assert_string_equal(state(f, 0), "unsynced");
-    fleet_free(f);
-}
-
 static void test_new_process_must_report_its_version(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
@@ -360,29 +313,6 @@ static void test_commit_keeps_labels_that_engines_reported(void **cmocka_state)
         fleet_info(f, engine_at(f, i), &info);
         assert_string_equal(info.report.label, wanted[i]);
     }
-    fleet_free(f);
-}
-
-/* An update sets a marker, and a name at its end. What else is reported is another client's. */
-static void test_another_version_during_an_update_is_unsynced(void **cmocka_state)
-{
-    struct fleet *f = fleet_of(2);
-
-    (void)cmocka_state;
-    report_ok(f, 0, "p", "a");
-    report_ok(f, 1, "p", "a");
-    fleet_begin_naming(f);
-    report_ok(f, 0, "p", "b");
-    assert_string_equal(state(f, 0), "serving");
-    fleet_set_updating(f, false);
-    report_ok(f, 0, "p", "a");
-    fleet_set_updating(f, true);
-    report_ok(f, 0, "p", FLEET_DIRTY_MARKER "1");
-    report_ok(f, 1, "p", "b");
-    assert_string_equal(state(f, 0), "serving");
-    assert_string_equal(state(f, 1), "unsynced");
-    fleet_set_updating(f, false);
-    assert_string_equal(state(f, 1), "unsynced");
     fleet_free(f);
 }
 
@@ -845,12 +775,9 @@ int main(void)
         cmocka_unit_test(test_no_engine_serves_without_a_majority),
         cmocka_unit_test(test_version_that_no_engine_can_have_is_dropped),
         cmocka_unit_test(test_engine_that_is_not_ready_does_not_count_for_the_version),
-        cmocka_unit_test(test_an_earlier_process_is_not_taken_for_the_next),
-        cmocka_unit_test(test_a_resync_by_an_earlier_report_is_refused),
         cmocka_unit_test(test_new_process_must_report_its_version),
         cmocka_unit_test(test_process_that_took_an_update_is_synced),
         cmocka_unit_test(test_commit_keeps_labels_that_engines_reported),
-        cmocka_unit_test(test_another_version_during_an_update_is_unsynced),
         cmocka_unit_test(test_restart_during_an_update_is_unsynced),
         cmocka_unit_test(test_engine_added_again_stays_fenced),
         cmocka_unit_test(test_engine_that_ends_its_update_late_is_synced),

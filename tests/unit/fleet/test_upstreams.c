@@ -483,7 +483,6 @@ static void test_reload_adds_and_removes(void **state)
     fleet_set_updating(upstreams_fleet(u), false);
     assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &e), 0);
     assert_ptr_equal(t.upstream, engine_at(upstreams_fleet(u), 0));
-
     (void)snprintf(text, sizeof text, "%s\n%s\n", a.url, b.url);
     reload(u, text);
     await_state(u, 1, "unsynced"); /* it was added after the update */
@@ -491,12 +490,10 @@ static void test_reload_adds_and_removes(void **state)
     assert_int_equal(s.n_upstreams, 2);
     assert_int_equal(s.min_ready, 2); /* all, and now that is two */
     assert_false(s.ready);
-    fleet_info(upstreams_fleet(u), engine_at(upstreams_fleet(u), 1), &before);
-    assert_int_equal(
-        fleet_resync(upstreams_fleet(u), engine_at(upstreams_fleet(u), 1), &before, &report, &e),
-        0);
+    i = engine_at(upstreams_fleet(u), 1);
+    fleet_info(upstreams_fleet(u), i, &before);
+    assert_int_equal(fleet_resync(upstreams_fleet(u), i, &before, &report, &e), 0);
     await_state(u, 1, "serving");
-
     reload(u, b.url);
     await_state(u, 0, "removed");
     fleet_stats(upstreams_fleet(u), &s);

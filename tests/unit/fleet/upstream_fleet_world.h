@@ -172,6 +172,14 @@ static inline void report_ok(struct fleet *f, size_t i, const char *process, con
     fleet_probe_ok(f, engine_at(f, i), &report);
 }
 
+static inline uint64_t incarnation(struct fleet *f, size_t i)
+{
+    struct upstream_info info;
+
+    fleet_info(f, engine_at(f, i), &info);
+    return info.incarnation;
+}
+
 /* A resync of an engine that reports this label. */
 static inline int resync(struct fleet *f, size_t i, const char *label, struct err *e)
 {
