@@ -6,6 +6,7 @@
  * takes FILE_UNSENT_MAX and one piece of memory, however long it is and however slow its client.
  * Rejected: replies that point into the version's memory, as those of one tensor do, because an
  * update would have to wait until they have ended. */
+#include "base/clock.h"
 #include "control/life.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -33,9 +34,24 @@ static json_t *file_lease_json(const struct app *app, const struct version *v,
                                                  : json_array());
 }
 
+struct opener {
+    const struct app *app;
+    struct http_request *x;
+};
+
+static bool opener_gone(void *arg)
+{
+    const struct opener *o = arg;
+
+    return http_request_disconnected(o->x) || life_state(o->app->life) == LIFE_DRAINING;
+}
+
 int handle_leases_open(struct app *app, struct http_request *x, struct err *e)
 {
     struct handle_leases *leases = app->weights->leases;
+    struct opener opener = {app, x};
+    struct progress progress = {
+        .deadline_us = CLOCK_NEVER, .gone = opener_gone, .gone_arg = &opener};
     struct handles_request req = {0};
     struct version_file *f = NULL;
     json_auto_t *body = NULL;
@@ -48,7 +64,7 @@ int handle_leases_open(struct app *app, struct http_request *x, struct err *e)
         member_read(&req, leases_members, body, "", e) != 0 ||
         lease_open(leases, LEASE_FILE, req.lease_s, &lease, &v, e) != 0)
         return -1;
-    if (version_file_new(&f, app->weights->store, v, e) == 0 &&
+    if (version_file_new(&f, app->weights->store, v, &progress, e) == 0 &&
         !reply_json_make(NULL, 200, file_lease_json(app, v, &lease, f), &reply))
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
     if (e->code != ERR_NONE) {

@@ -6,8 +6,22 @@
 
 #include <stdlib.h>
 
+/* The trainer goes first here too: a whole version may have to be read. */
+static int sum_next(struct checksum *out, struct store *s, const struct version *v, uint32_t i,
+                    const struct progress *progress, struct err *e)
+{
+    if (progress_check(progress, e) != 0)
+        return -1;
+    if (store_reader_awaited(s, v))
+        return err_set(e, ERR_LEASE_ENDED, "",
+                       "an update or a sleep waits for the version '%s', or it got another label, "
+                       "before the file was ready",
+                       v->label);
+    return store_checksum(s, v, i, out, e);
+}
+
 static int make_head(struct version_file *f, struct store *s, const struct version *v,
-                     struct err *e)
+                     const struct progress *progress, struct err *e)
 {
     const struct tensor_list *spec = store_model_spec(s)->tensor_list;
     struct checksum *sums = calloc(spec->n_tensors, sizeof *sums);
@@ -17,10 +31,12 @@ static int make_head(struct version_file *f, struct store *s, const struct versi
     if (sums == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u checksums", spec->n_tensors);
     for (uint32_t i = 0; i < spec->n_tensors && rc == 0; i++)
-        rc = store_checksum(s, v, i, &sums[i], e);
-    if (rc == 0)
+        rc = sum_next(&sums[i], s, v, i, progress, e);
+    if (rc == 0) {
+        content_of(spec, sums, f->content);
         rc = safetensors_head_make(&f->head, &nbytes, spec->tensors, spec->n_tensors,
                                    content_metadata(v->label, spec, sums), e);
+    }
     free(sums);
     f->nbytes_head = nbytes;
     f->nbytes = nbytes + spec->nbytes;
@@ -28,14 +44,14 @@ static int make_head(struct version_file *f, struct store *s, const struct versi
 }
 
 int version_file_new(struct version_file **out, struct store *s, const struct version *v,
-                     struct err *e)
+                     const struct progress *progress, struct err *e)
 {
     struct version_file *f = calloc(1, sizeof *f);
     struct sha256_ctx ctx;
 
     if (f == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the head of a file");
-    if (make_head(f, s, v, e) != 0 || content_of_version(s, v, f->content, e) != 0) {
+    if (make_head(f, s, v, progress, e) != 0) {
         version_file_free(f);
         return -1;
     }

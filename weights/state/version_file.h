@@ -6,6 +6,7 @@
 #define BATON_WEIGHTS_STATE_VERSION_FILE_H
 
 #include "base/err.h"
+#include "base/progress.h"
 #include "weights/state/journal.h"
 #include "weights/store/store.h"
 
@@ -19,9 +20,12 @@ struct version_file {
 };
 
 /* version_file_new - Reads every byte whose checksum is not known yet.
- * Threads: any that has the version pinned. Errors: ERR_CUDA, ERR_NO_MEMORY; *out untouched. */
+ * @progress  its deadline and `gone` are looked at before each tensor
+ * Threads: any that has the version pinned.
+ * Errors: ERR_LEASE_ENDED (an update or a sleep waits for the version, store_reader_awaited), those
+ *         of progress_check, ERR_CUDA, ERR_NO_MEMORY; *out untouched. */
 int version_file_new(struct version_file **out, struct store *s, const struct version *v,
-                     struct err *e);
+                     const struct progress *progress, struct err *e);
 void version_file_free(void *file); /* accepts NULL */
 
 /* version_file_read - bytes [at, at + n) of the file, which must be in it.

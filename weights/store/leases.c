@@ -204,12 +204,14 @@ void leases_free(struct handle_leases *l)
 static struct lease *lease_reserve(struct handle_leases *l, enum lease_kind kind, struct err *e)
 {
     struct lease *it = NULL;
-    bool stopping, full;
+    bool stopping, full, busy = false;
 
     mtx_lock(&l->lock);
     stopping = l->stopping;
     full = kind == LEASE_FILE && l->n_files >= LEASES_FILE_MAX;
-    for (size_t i = 0; i < LEASES_MAX && it == NULL && !stopping && !full; i++)
+    for (size_t i = 0; i < LEASES_MAX && kind == LEASE_FILE; i++)
+        busy = busy || (l->leases[i].state == LEASE_OPENING && l->leases[i].kind == kind);
+    for (size_t i = 0; i < LEASES_MAX && it == NULL && !stopping && !full && !busy; i++)
         if (l->leases[i].state == LEASE_FREE)
             it = &l->leases[i];
     if (it != NULL) {
@@ -220,6 +222,9 @@ static struct lease *lease_reserve(struct handle_leases *l, enum lease_kind kind
     mtx_unlock(&l->lock);
     if (stopping)
         (void)err_set(e, ERR_DRAINING, "", "the server is stopping and grants no leases");
+    else if (busy)
+        (void)err_set(e, ERR_OVERLOADED, "",
+                      "another lease of a file is being opened, for which the weights may be read");
     else if (it == NULL)
         (void)err_set(e, ERR_OVERLOADED, "", "there are %d %s, no more are allowed",
                       full ? (int)LEASES_FILE_MAX : (int)LEASES_MAX,

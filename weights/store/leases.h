@@ -49,12 +49,14 @@ uint32_t leases_stop(struct handle_leases *l);
 void leases_free(struct handle_leases *l); /* stops first; accepts NULL */
 
 /* lease_open - pin the version that is served now. The lease time begins with lease_start: until
- * then the version stays alive without limit, and only the caller knows the id.
+ * then the version stays alive without limit, and only the caller knows the id. Leases of files are
+ * opened one at a time: all bytes may have to be read for one.
  * @lease_s  1..LEASE_S_MAX
  * @version  borrowed, until lease_start or lease_close
  *
  * Threads: any; takes a leaf lock and MTX_STORE, one after the other. Blocks: no.
- * Errors: ERR_OVERLOADED (LEASES_MAX, LEASES_FILE_MAX), ERR_DRAINING, and store_pin's. */
+ * Errors: ERR_OVERLOADED (LEASES_MAX, LEASES_FILE_MAX, one of a file is being opened),
+ *         ERR_DRAINING, and store_pin's. */
 int lease_open(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
                struct lease_info *out, const struct version **version, struct err *e);
 

@@ -1,6 +1,8 @@
 /* weights/leases: a leased version stays, and goes when its lease ends in any of the ways it can.
  */
+#include "base/progress.h"
 #include "tests/unit/weights_fixture.h"
+#include "weights/state/version_file.h"
 #include "weights/store/leases.h"
 #include "weights/store/store_priv.h"
 
@@ -311,7 +313,10 @@ static struct lease_info open_file(struct world *w, uint32_t lease_s)
     struct lease_info info = {0};
     struct err e = {0};
 
-    assert_int_equal(lease_open(w->leases, LEASE_FILE, lease_s, &info, &v, &e), 0);
+    while (lease_open(w->leases, LEASE_FILE, lease_s, &info, &v, &e) != 0) {
+        assert_non_null(strstr(e.msg, "is being opened")); /* by another thread */
+        err_clear(&e);
+    }
     lease_start(w->leases, info.id, malloc(1), count_freed);
     return info;
 }
@@ -389,6 +394,74 @@ static void test_files_are_bounded(void **state)
     (void)open_lease(w, 60);
     assert_int_equal(leases_stop(w->leases), 1); /* files are nobody's but ours */
     assert_int_equal(n_freed, LEASES_FILE_MAX);
+}
+
+/* One at a time, and not beside those of handles. */
+static void test_files_are_opened_in_turn(void **state)
+{
+    struct world *w = *state;
+    const struct version *v = NULL;
+    struct lease_info first, second;
+    struct err e = {0};
+
+    n_freed = 0;
+    commit_step(w->store, 1);
+    assert_int_equal(lease_open(w->leases, LEASE_FILE, 60, &first, &v, &e), 0);
+    assert_int_equal(lease_open(w->leases, LEASE_FILE, 60, &second, &v, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    err_clear(&e);
+    (void)open_lease(w, 60);
+    lease_start(w->leases, first.id, malloc(1), count_freed);
+    assert_int_equal(lease_open(w->leases, LEASE_FILE, 60, &second, &v, &e), 0);
+    assert_int_equal(lease_close(w->leases, LEASE_FILE, second.id, &e), 0);
+    (void)open_file(w, 60);
+}
+
+static bool is_gone(void *arg)
+{
+    (void)arg;
+    return true;
+}
+
+static void *drain(void *arg)
+{
+    struct world *w = arg;
+
+    await_drained(w);
+    return NULL;
+}
+
+/* A file whose checksums are not known yet is not made against an update that waits. */
+static void test_file_is_not_made_while_it_is_awaited(void **state)
+{
+    struct progress progress = {.deadline_us = CLOCK_NEVER};
+    struct world *w = *state;
+    const struct version *v = NULL;
+    struct version_file *f = NULL;
+    struct err e = {0};
+    pthread_t thread;
+
+    commit_step(w->store, 1);
+    assert_int_equal(store_pin(w->store, &v, &e), 0);
+    progress.gone = is_gone;
+    assert_int_equal(version_file_new(&f, w->store, v, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_GONE);
+    err_clear(&e);
+    progress.gone = NULL;
+    commit_step(w->store, 2);
+    assert_int_equal(pthread_create(&thread, NULL, drain, w), 0);
+    while (!store_reader_awaited(w->store, v))
+        (void)usleep(1000);
+    assert_int_equal(version_file_new(&f, w->store, v, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_LEASE_ENDED);
+    assert_null(f);
+    store_unpin(w->store, v);
+    (void)pthread_join(thread, NULL);
+    err_clear(&e);
+    assert_int_equal(store_pin(w->store, &v, &e), 0);
+    assert_int_equal(version_file_new(&f, w->store, v, &progress, &e), 0);
+    version_file_free(f);
+    store_unpin(w->store, v);
 }
 
 /* Uses leases that others close, and that give way. */
@@ -474,6 +547,7 @@ int main(void)
         T(test_update_waits_for_leases),  T(test_leases_stop_ends_all),
         T(test_leases_from_many_threads), T(test_file_stays_while_it_is_used),
         T(test_file_gives_way),           T(test_files_are_bounded),
+        T(test_files_are_opened_in_turn), T(test_file_is_not_made_while_it_is_awaited),
         T(test_files_from_many_threads),
     };
 
