@@ -1,7 +1,7 @@
 /* A staging: the table of the next version, filled as tensors arrive.
  *
- * The next version is allocated at the start, so that missing tensors are the only reason for
- * which a commit can fail. */
+ * The next version is allocated at the start, so that missing tensors, and a GPU that is
+ * lost, are the only reasons for which a commit can fail. */
 #include "weights/store/store_priv.h"
 
 #include <assert.h>

@@ -122,19 +122,32 @@ static int carry_run(struct carry *c, struct err *e)
     return rc;
 }
 
-void staging_carry(struct staging *g)
+/* Without a copy the tensors are shared; on a GPU that is lost nothing can be served. */
+static int carry_failed(const struct staging *g, uint32_t place, const struct err *why,
+                        struct err *e)
 {
-    for (uint32_t p = 0; g->base != NULL && p < g->next->n_places; p++) {
-        struct carry c = {.g = g, .place = p};
-        struct err e = {0};
+    struct device *d = store_device(g->store, place);
 
-        if (carry_run(&c, &e) != 0)
-            log_line(LOG_WARN, "store.carry",
-                     "what this update did not bring is not copied on %s, and keeps the memory of "
-                     "older versions: %s",
-                     store_place_name(g->store, p), e.msg);
+    log_line(LOG_WARN, "store.carry",
+             "what this update did not bring is not copied on %s, and keeps the memory of older "
+             "versions: %s",
+             store_place_name(g->store, place), why->msg);
+    return d != NULL ? device_check(d, e) : 0;
+}
+
+int staging_carry(struct staging *g, struct err *e)
+{
+    int rc = 0;
+
+    for (uint32_t p = 0; g->base != NULL && p < g->next->n_places && rc == 0; p++) {
+        struct carry c = {.g = g, .place = p};
+        struct err why = {0};
+
+        if (carry_run(&c, &why) != 0)
+            rc = carry_failed(g, p, &why, e);
         slab_set_fini(&c.slabs);
         free(c.pieces);
         free(c.indexes);
     }
+    return rc;
 }

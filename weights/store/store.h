@@ -218,6 +218,7 @@ struct store_stats {
  * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
  *                         or partial and nothing arrived, or a tensor arrived on some ranks only
  *                         and the staging is not sharded
+ *         ERR_CUDA        partial, and a GPU is lost
  *         ERR_NOT_RECORDED, and what the journal's `before` fails with
  *         After an error the staging remains and the old version is served. */
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,

@@ -174,8 +174,8 @@ uint32_t staging_uneven(const struct staging *g);
 /* staging_carry - at the commit of a partial update: copy tensors that it did not bring, where they
  * keep less than half of an older slab. Writes their views; other tensors have none after it
  * either. Where there is no memory for it, or a copy fails, it does nothing but say so in the log.
- * Blocks: until the copies are done. */
-void staging_carry(struct staging *g);
+ * Blocks: until the copies are done. Errors: ERR_CUDA (a copy failed, and its GPU is lost). */
+int staging_carry(struct staging *g, struct err *e);
 
 void staging_free(struct staging *g);
 

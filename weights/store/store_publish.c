@@ -122,9 +122,8 @@ static int commit_begin(struct store *s, struct staging *g, const char *label, s
     struct version_owned *next = g->next;
     int rc;
 
-    if (staging_check_complete(s, g, e) != 0)
+    if (staging_check_complete(s, g, e) != 0 || staging_carry(g, e) != 0)
         return -1;
-    staging_carry(g);
     mtx_lock(&s->lock);
     rc = publish_begin_locked(s, e);
     mtx_unlock(&s->lock);

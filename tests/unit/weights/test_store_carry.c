@@ -320,6 +320,46 @@ static void test_what_cannot_be_copied_is_shared(void **state)
     assert_true(n_shared >= 3); /* the memory, the copies, the wait */
 }
 
+static CUresult lost_copy(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream stream)
+{
+    (void)to;
+    (void)from;
+    (void)nbytes;
+    (void)stream;
+    return CUDA_ERROR_UNKNOWN;
+}
+
+static CUresult lost_query(CUstream stream)
+{
+    (void)stream;
+    return CUDA_ERROR_UNKNOWN;
+}
+
+/* Nothing is committed that a GPU has lost. */
+static void test_a_lost_gpu_fails_the_commit(void **state)
+{
+    struct staging_cfg cfg = {.partial = true};
+    const struct cu_api api = lib.cu;
+    struct store_stats stats;
+    struct staging *g = NULL;
+    struct err e = {0};
+    struct world w;
+
+    (void)state;
+    world_open(&w, &mfx_worlds[0], 2);
+    assert_int_equal(update(&w, ALL), ERR_NONE);
+    assert_int_equal(store_stage(w.s, &cfg, 0, NULL, &g, &e), 0);
+    assert_int_equal(bring(&w, g, 0, MOST, 2), ERR_NONE);
+    lib.cu.memcpy_dtod_async = lost_copy;
+    lib.cu.stream_query = lost_query;
+    assert_int_equal(store_commit(w.s, g, "", &stats, &e), -1);
+    assert_int_equal(e.code, ERR_CUDA);
+    lib.cu = api;
+    store_abort(w.s, g);
+    assert_all(&w);
+    world_close(&w);
+}
+
 static int open_lib(void **state)
 {
     (void)state;
@@ -335,6 +375,7 @@ int main(void)
         cmocka_unit_test(test_what_is_mostly_used_is_shared),
         cmocka_unit_test(test_a_reader_keeps_its_version),
         cmocka_unit_test(test_what_cannot_be_copied_is_shared),
+        cmocka_unit_test(test_a_lost_gpu_fails_the_commit),
     };
 
     return cmocka_run_group_tests(tests, open_lib, NULL);
