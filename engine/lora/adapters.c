@@ -505,6 +505,18 @@ bool adapters_has(struct adapters *s, const char *name)
     return has;
 }
 
+bool adapters_serves(struct adapters *s, const struct adapter_ref *ref)
+{
+    const struct entry *n;
+    bool serves;
+
+    mtx_lock(&s->lock);
+    n = adapters_find_locked(s, ref->name);
+    serves = n != NULL && n->current == ref->held;
+    mtx_unlock(&s->lock);
+    return serves;
+}
+
 /* Takes r out of the older ones; false when it is not among them: it serves. */
 static bool take_older_locked(struct adapters *s, struct adapters_revision *r)
 {

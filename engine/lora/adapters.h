@@ -100,6 +100,9 @@ bool adapters_has(struct adapters *s, const char *name);
  * Errors: ERR_PRECONDITION, as adapters_begin; ERR_NOT_FOUND. */
 int adapters_pin_base(struct adapters_load *load, struct adapter_ref *out, struct err *e);
 
+/* adapters_serves - does the pinned revision serve still? Threads: any. */
+bool adapters_serves(struct adapters *s, const struct adapter_ref *ref);
+
 /* adapters_unpin - the last one of a revision that does not serve any more gives its memory back,
  * in this thread. Accepts a zeroed ref; zeroes it. Threads: any, and another one than pinned. */
 void adapters_unpin(struct adapters *s, struct adapter_ref *ref);

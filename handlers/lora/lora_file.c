@@ -1,5 +1,6 @@
 /* GET /v1/lora_adapters/{name}: a loaded adapter as one safetensors file, for another host. Its
- * adapter_config.json is in __metadata__. The revision is kept until its last byte is sent. */
+ * adapter_config.json is in __metadata__. The revision is kept until its last byte is sent, or
+ * until it does not serve any more: a slow client must take no memory from the next one. */
 #include "base/json_parse.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
@@ -44,6 +45,11 @@ static int adapter_export_read(void *arg, uint64_t at, uint64_t n, void *out, st
 {
     const struct adapter_export *x = arg;
 
+    if (!adapters_serves(x->set, &x->ref))
+        return err_set(e, ERR_PRECONDITION, "",
+                       "revision %" PRIu64 " of adapter '%.160s' was replaced or unloaded while it "
+                       "was sent",
+                       x->ref.revision, x->ref.name);
     return safetensors_read_parts(&x->parts, at, n, out, e);
 }
 

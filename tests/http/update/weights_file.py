@@ -56,7 +56,7 @@ class Host:
         answer, raw = self.ask("GET", self.path(lease))
         check((answer.status, json.loads(raw)["error"]["code"]), (410, "lease_ended"), "a lease that has ended")
 
-    def begin(self, lease):
+    def begin(self, path):
         """A download of which the head and nothing more is read; few bytes wait in sockets."""
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
@@ -65,7 +65,7 @@ class Host:
         sock.connect((host, int(port)))
         connection = http.client.HTTPConnection(self.at, timeout=WAIT_S)
         connection.sock = sock
-        connection.request("GET", self.path(lease))
+        connection.request("GET", path)
         answer = connection.getresponse()
         check(answer.status, 200, "a download")
         return answer
@@ -104,7 +104,7 @@ def make(directory):
 def parsed(raw):
     (n,) = struct.unpack("<Q", raw[:8])
     head = json.loads(raw[8:8 + n])
-    return head.pop("__metadata__"), head, raw[8 + n:]
+    return head.pop("__metadata__", None), head, raw[8 + n:]
 
 
 def proven(raw, lease, checkpoint):
@@ -188,10 +188,10 @@ def leases():
 def ended(checkpoint):
     lease = HOST.lease()
     whole = HOST.ask("GET", HOST.path(lease))[1]
-    answer = HOST.begin(lease)
+    answer = HOST.begin(HOST.path(lease))
     baton.request(HOST.url, "DELETE", f"{LEASES}/{lease['lease_id']}")
     cut(answer, whole)
-    answer = HOST.begin(lease := HOST.lease(1))
+    answer = HOST.begin(HOST.path(lease := HOST.lease(1)))
     time.sleep(1.2)
     HOST.ended(lease)
     cut(answer, whole)
@@ -208,7 +208,7 @@ def overtaken(checkpoint):
     """With room for two versions: the next commit leaves the lease, the one after it ends it."""
     lease = HOST.lease()
     whole = HOST.ask("GET", HOST.path(lease))[1]
-    first, second = HOST.begin(lease), HOST.begin(lease)
+    first, second = HOST.begin(HOST.path(lease)), HOST.begin(HOST.path(lease))
     push(checkpoint, "two")
     check(first.read() == whole, True, "the old version's bytes to the end")
     check(HOST.lease()["weight_version"], "two", "a lease now")
@@ -232,7 +232,7 @@ def crowd(checkpoint, pid):
     lease = HOST.lease()
     whole = HOST.ask("GET", HOST.path(lease))[1]
     before = rss()
-    idle = [HOST.begin(lease) for _ in range(CROWD)]
+    idle = [HOST.begin(HOST.path(lease)) for _ in range(CROWD)]
     time.sleep(1)
     check(rss() - before < CROWD * STREAM_NBYTES_MAX, True, f"memory of {CROWD} downloads: {rss() - before}")
     wrong, part = [], len(whole) // CROWD
@@ -264,7 +264,7 @@ def sleeping():
 def stop(pid):
     lease = HOST.lease()
     whole = HOST.ask("GET", HOST.path(lease))[1]
-    answer = HOST.begin(lease)
+    answer = HOST.begin(HOST.path(lease))
     os.kill(int(pid), signal.SIGTERM)
     began = time.monotonic()
     cut(answer, whole)
@@ -312,6 +312,21 @@ def adapter(directory):
     check(load("again", file, metadata["baton.adapter_config"])["digest"], first["digest"], "the digest of what it makes")
     for path, status in ((path + "?revision=2", 409), ("/v1/lora_adapters/none", 404), (path + "?revision=0", 400)):
         check(HOST.ask("GET", path)[0].status, status, path)
+
+    def large(byte):
+        head, body, rank = {}, b"", 1024
+        for name, t in parsed(raw)[1].items():
+            shape = [rank if n == 16 else n for n in t["shape"]]
+            head[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(body), len(body) + 2 * shape[0] * shape[1]]}
+            body += bytes([byte]) * (2 * shape[0] * shape[1])
+        text = json.dumps(head).encode()
+        return load("large", struct.pack("<Q", len(text)) + text + body, json.dumps({**json.loads(config), "r": rank}))
+
+    large(1)
+    file = HOST.ask("GET", "/v1/lora_adapters/large")[1]
+    answer = HOST.begin("/v1/lora_adapters/large")
+    check(large(2)["revision"], 2, "a revision while the one before is sent")
+    cut(answer, file)
 
 
 if sys.argv[1] == "make":

@@ -38,7 +38,7 @@ reads stop "$URL" "$SERVER_PID"
 wait "$SERVER_PID" || fail "the server ended with $?"
 SERVER_PID=
 
-serve_model
+serve_model --max-lora-rank 1024
 reads adapter "$URL" "$MODEL/adapters/shout"
 stop_server
 

@@ -264,6 +264,7 @@ static void test_pins_outlive_reload_and_unload(void **state)
     assert_true(out.revision == 2 && out.replaced && out.n_users == 2);
     assert_int_equal(adapters_pin(s, "a", &young, &e), 0);
     assert_true(young.revision == 2 && old.revision == 1 && young.adapter != old.adapter);
+    assert_true(adapters_serves(s, &young) && !adapters_serves(s, &old));
     loads(s, "b", 2, 1);
     assert_int_equal(adapters_list(s, &list, &e), 0);
     assert_int_equal(list.n, 2);
@@ -276,6 +277,7 @@ static void test_pins_outlive_reload_and_unload(void **state)
     assert_true(list.items[0].rank == 4 && list.items[0].loaded_at > 0);
     adapters_list_fini(&list);
     unloads(s, "a", 2, 3);
+    assert_false(adapters_serves(s, &young));
     assert_string_equal(adapter_digest(old.adapter), digest);
     assert_string_equal(young.name, "a");
     adapters_gauges(s, &g);
