@@ -172,6 +172,7 @@ static const char *openai_type(int status)
         {405, "Method Not Allowed"},
         {408, "Request Timeout"},
         {409, "Conflict"},
+        {410, "Gone"},
         {413, "Request Entity Too Large"},
         {415, "Unsupported Media Type"},
         {417, "Expectation Failed"},

@@ -190,6 +190,7 @@ static void test_reply_error_make_every_code(void **state)
         {405, "invalid_request_error", "Method Not Allowed"},
         {408, "invalid_request_error", "Request Timeout"},
         {409, "conflict_error", "Conflict"},
+        {410, "invalid_request_error", "Gone"},
         {413, "invalid_request_error", "Request Entity Too Large"},
         {414, "invalid_request_error", "BadRequestError"},
         {415, "invalid_request_error", "BadRequestError"}, /* and a 400 there, as in vLLM */
