@@ -175,6 +175,7 @@ static const char *openai_type(int status)
         {410, "Gone"},
         {413, "Request Entity Too Large"},
         {415, "Unsupported Media Type"},
+        {416, "Range Not Satisfiable"},
         {417, "Expectation Failed"},
         {422, "UnprocessableEntityError"},
         {499, "Client Closed Request"},

@@ -5,6 +5,7 @@ import base64
 import http.client
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -89,6 +90,16 @@ def by_body(s, seed, about):
 def child_of(s):
     out = subprocess.run(["pgrep", "--parent", str(s.process.pid)], capture_output=True, text=True, check=False).stdout.split()
     return int(out[0]) if out else 0
+
+
+def end_child(s):
+    """Until it has ended: the next update must find it so."""
+    pid = child_of(s)
+    os.kill(pid, signal.SIGKILL)
+    stat, end = pathlib.Path(f"/proc/{pid}/stat"), time.monotonic() + 10
+    while stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+        check(time.monotonic() < end, "the killed process does not end")
+        time.sleep(0.005)
 
 
 def refuse(s, body, status, code, *words):
@@ -322,7 +333,7 @@ def check_faults(s, agents):
             ("stub", 409, "no_nixl", "a stub"))):
         by_body(s, 40, fault)
         if child_of(s) and "create_agent" in fault or fault == "stub":  # calls of the start
-            os.kill(child_of(s), signal.SIGKILL)
+            end_child(s)
         faults(fault)
         began = time.monotonic()
         refuse(s, update_of(agents, version(41 + k), 3), status, code, *words)
@@ -335,7 +346,7 @@ def check_faults(s, agents):
         s.post(UPDATE, update_of(agents, version(41 + k), 3))
         served(s, version(41 + k), f"after {fault}, by NIXL")
     faults("noise slow_open")
-    os.kill(child_of(s), signal.SIGKILL)
+    end_child(s)
     s.post(UPDATE, update_of(agents, version(70), 3))
     faults("")
 
@@ -353,7 +364,7 @@ def check_late(s, agents):
         served(s, tensors, "late writes")
     faults("")
     by_body(s, 91, "after late writes")
-    os.kill(child_of(s), signal.SIGKILL)
+    end_child(s)
     s.post(UPDATE, update_of(agents, version(92), 2))
 
 

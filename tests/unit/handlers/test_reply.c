@@ -194,6 +194,7 @@ static void test_reply_error_make_every_code(void **state)
         {413, "invalid_request_error", "Request Entity Too Large"},
         {414, "invalid_request_error", "BadRequestError"},
         {415, "invalid_request_error", "BadRequestError"}, /* and a 400 there, as in vLLM */
+        {416, "invalid_request_error", "Range Not Satisfiable"},
         {417, "invalid_request_error", "Expectation Failed"},
         {421, "invalid_request_error", "BadRequestError"},
         {422, "unprocessable_error", "UnprocessableEntityError"},
