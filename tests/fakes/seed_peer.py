@@ -95,6 +95,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return self.reply(410, {"error": {"code": "lease_ended"}})
         if faults.get("redirect"):
             return self.reply(302, b"", ("Location", "/elsewhere"))
+        if begin < v.head and faults.get("holds_head"):
+            peer.held = True
+            peer.release.wait(60)
         data, more = v.file[begin:last + 1], b"more" if faults.get("more") else b""
         flips = {at for at in faults.get("flips", []) if begin <= at <= last}
         for at in flips:  # each as often as it is in the list
@@ -145,6 +148,7 @@ class Peer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.version, self.key, self.faults, self.boot_id = version, key, faults, "peer"
         self.sent, self.leases, self.ended, self.renewed, self.rate, self.dead = 0, {}, [], 0, 0, False
+        self.held = False
         self.lock, self.release = threading.Lock(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()

@@ -41,8 +41,9 @@ struct seeder {
     /* The thread's. */
     char update_id[UPDATE_ID_MAX + 1]; /* the session; "": none */
     uint64_t base;                     /* of the session: what it builds on; 0: nothing */
+    char digest[CONTENT_LEN + 1];      /* of the session: of the version that it becomes */
     bool again;                        /* it has bytes of an earlier attempt */
-    uint64_t serial;                   /* served when nobody else committed since */
+    uint64_t serial;                   /* served when nothing else was committed since */
     unsigned round;
     size_t last; /* the peer that was asked last */
     struct peer *peer;
@@ -111,7 +112,19 @@ static int await_answer(struct seeder *s, struct err *e)
     return e->code == ERR_NONE ? 0 : -1;
 }
 
-/* @base  the version that stays but for what is read; 0: none */
+/* Has another update been committed; is one open? */
+static bool is_overtaken(struct seeder *s)
+{
+    struct store_info info;
+
+    store_info(s->cfg.store, &info);
+    return info.serial != s->serial;
+}
+
+/* A session that builds on a version becomes one other version only: of the next one, tensors that
+ * are served already are not read, and would be those that it has. From here on each other update
+ * aborts it, so that it is the last moment to see what was committed while the peer was asked.
+ * @base  the version that stays but for what is read; 0: none */
 static int open_session(struct seeder *s, uint64_t base, const struct peer_version *v,
                         struct err *e)
 {
@@ -121,9 +134,10 @@ static int open_session(struct seeder *s, uint64_t base, const struct peer_versi
     struct err gone = {0};
 
     if (s->update_id[0] != '\0' &&
-        (s->base != base || updates_get(s->cfg.updates, s->update_id, &info, &gone) != 0 ||
+        (s->base != base || (base != 0 && strcmp(s->digest, v->digest) != 0) ||
+         updates_get(s->cfg.updates, s->update_id, &info, &gone) != 0 ||
          info.phase == UPDATE_ABORTED))
-        drop_session(s, "the version that it builds on is not served any more");
+        drop_session(s, "it builds on another version than is served, or becomes another one");
     if (s->update_id[0] != '\0')
         return 0;
     (void)snprintf(start.label, sizeof start.label, "%s", v->label);
@@ -131,6 +145,11 @@ static int open_session(struct seeder *s, uint64_t base, const struct peer_versi
         return -1;
     memcpy(s->update_id, info.id, sizeof s->update_id);
     s->base = base;
+    (void)snprintf(s->digest, sizeof s->digest, "%s", v->digest);
+    if (is_overtaken(s)) {
+        drop_session(s, "another update was committed");
+        return err_set(e, ERR_CONFLICT, "", "another update was committed meanwhile");
+    }
     return 0;
 }
 
@@ -396,15 +415,6 @@ static void note_peer(struct seeder *s, const char *url, const struct err *e)
     log_event(&r);
 }
 
-/* Has another update been committed; is one open? */
-static bool is_overtaken(struct seeder *s)
-{
-    struct store_info info;
-
-    store_info(s->cfg.store, &info);
-    return info.serial != s->serial;
-}
-
 static bool other_is_open(struct seeder *s)
 {
     struct update_info info;
@@ -490,10 +500,6 @@ static void seed_end(struct seeder *s, enum seeder_state state)
 
 static void seed(struct seeder *s)
 {
-    struct store_info info;
-
-    store_info(s->cfg.store, &info);
-    s->serial = info.serial;
     s->round = 0;
     while (!seed_stopping(s)) {
         enum end end = turn(s);
@@ -546,6 +552,7 @@ int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct er
 {
     char(*copy)[SEED_URL_MAX + 1], field[ERR_FIELD_MAX];
     bool of_option = peers == NULL;
+    struct store_info served;
     int rc = 0;
 
     if (of_option) {
@@ -568,6 +575,7 @@ int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct er
         return err_set(e, ERR_NO_MEMORY, "", "no memory for peers");
     for (size_t i = 0; i < n; i++)
         (void)snprintf(copy[i], sizeof copy[i], "%s", peers[i]);
+    store_info(s->cfg.store, &served);
     mtx_lock(&s->lock);
     if (seed_stopping(s))
         rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
@@ -578,6 +586,7 @@ int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct er
         free(s->peers);
         s->peers = copy;
         s->n_peers = n;
+        s->serial = served.serial; /* what is committed from here on goes first */
         s->info.state = SEED_SEEDING;
         s->wanted = true;
         cnd_broadcast(&s->changed);

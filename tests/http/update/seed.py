@@ -201,6 +201,39 @@ def newer():
         same(server.status()["weights"]["weight_version"], "renamed", "the same bytes by another name")
 
 
+def sums_of(server, of):
+    sums = {t["name"]: t["checksum"] for t in server.get("/v1/weights")["tensors"]}
+    head = json.loads(of.file[8:of.head])["__metadata__"]
+    same(sums, {n: head["baton.checksum." + n] for n in ORDER}, f"the tensors of {of.label}")
+
+
+def overtaken():
+    """An update that is committed while the peer is asked, before anything of it is read, stays."""
+    peer = Peer(ONE, holds_head=True)
+    with host(peer, allow_path=STEPS) as server:
+        until("its head is read", lambda: peer.held)
+        server.post("/v1/update_weights", {"path": STEP["01500"], "weight_version": "trained"})
+        peer.release.set()
+        same([settled(server)["state"], seed_of(server)["versions"]], ["ended", 0], "the seed")
+        serves(server, "01500", "trained")
+
+
+def never_mixed():
+    """What came of one version is not in the next peer's, which has those tensors as they are served."""
+    first, changed = same_but(4, "first")
+    other = {n: TENSORS["01500" if i % 4 == 1 else "00100"][n] for i, n in enumerate(ORDER)}
+    other = Version(other, ORDER, PLAN, "other")
+    dies, good = Peer(ONE), Peer(ONE)
+    with host(dies, good) as server:
+        settled(server)
+        dies.version, good.version = first, other
+        dies.faults["die_at"] = dies.sent + changed // 2
+        server.ask("POST", "/v1/weights/seed")
+        said = settled(server)
+        same([said["seeded_from"]["url"], said["versions"]], [good.url, 2], f"the second version: {said}")
+        sums_of(server, other)
+
+
 def trainer_wins():
     """A push ends the seed at once, whatever it does; the bytes of the peer are not served later."""
     push = {"path": STEP["01500"], "weight_version": "trained"}
@@ -306,7 +339,7 @@ def limited():
         checks[0] += 1
 
 
-for test in (right, one_at_a_time, killed_at_each_step, nobody_answers, newer, trainer_wins, state_dir, real, limited):
+for test in (right, one_at_a_time, killed_at_each_step, nobody_answers, newer, overtaken, never_mixed, trainer_wins, state_dir, real, limited):
     begun_at = time.monotonic()
     test()
     if "-v" in sys.argv:
