@@ -107,6 +107,52 @@ int group_transport_check(const char *text, const char *field, struct err *e)
                    "transport '%.32s' is not nccl or ipc; the others need no group", text);
 }
 
+/* Groups of members, the sources that they go with, and why with no other. With buckets they are
+ * in each of them, which is checked there. */
+static const struct source_group {
+    unsigned group;
+    const char *sources[8], *why;
+} source_groups[] = {
+    {WITH_HANDLES,
+     {"ipc_handles", "ipc_handles_pickled", "buckets"},
+     "it is for ipc_handles and ipc_handles_pickled"},
+    {WITH_GROUP, {"nccl"}, "it goes with transport: nccl"},
+    {WITH_NIXL, {"nixl"}, "it goes with transport: nixl"},
+    {WITH_PACKING,
+     {"shm", "ipc_handles", "ipc_handles_pickled", "buckets", "nccl"},
+     "it is for shm, handles and transport: nccl"},
+    {WITH_PICKLES, {"serialized_named_tensors"}, "it goes with serialized_named_tensors"},
+    {OF_LIST,
+     {"shm", "path", "ipc_handles", "ipc_handles_pickled", "buckets", "nccl", "nixl"},
+     "the tensors are described in its directory or pickles"},
+};
+
+static bool group_goes(const struct source_group *g, const char *source)
+{
+    for (const char *const *s = g->sources; *s != NULL; s++)
+        if (strcmp(*s, source) == 0)
+            return true;
+    return false;
+}
+
+int source_members_check(const struct member *rows, const char *source, const json_t *body,
+                         struct err *e)
+{
+    if (strcmp(source, "transport") == 0 && (body_str(&source, body, "", "transport", e) != 0 ||
+                                             broadcast_check(source, "/transport", e) != 0))
+        return -1;
+    for (size_t i = 0; i < sizeof source_groups / sizeof source_groups[0]; i++) {
+        const struct source_group *g = &source_groups[i];
+        char field[ERR_FIELD_MAX];
+        const char *name = member_given(field, rows, g->group, body, "");
+
+        if (name != NULL && !group_goes(g, source))
+            return err_set(e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s", name, source,
+                           g->why);
+    }
+    return 0;
+}
+
 int update_source_of(const char **out, const json_t *body, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -118,12 +164,8 @@ int update_source_of(const char **out, const json_t *body, struct err *e)
             "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
             "buckets, serialized_named_tensors, transport: nccl or nixl, or a body of type "
             "application/vnd.safetensors");
-    if (body_given(body, "serialized_format") != NULL &&
-        strcmp(found, "serialized_named_tensors") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
-                       "serialized_format goes with serialized_named_tensors");
     *out = found;
-    return 0;
+    return source_members_check(update_members, found, body, e);
 }
 
 int label_check(const char *label, const char *field, struct err *e)

@@ -3,6 +3,7 @@
 #define BATON_HANDLERS_UPDATE_MEMBERS_H
 
 #include "base/err.h"
+#include "handlers/rows/member.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -32,6 +33,12 @@ int group_name_check(const char *text, const char *field, struct err *e);
  * @out  static
  * Errors: ERR_BAD_REQUEST: none, several, or a member that belongs to another source. */
 int update_source_of(const char **out, const json_t *body, struct err *e);
+
+/* source_members_check - refuse members of `rows` that say nothing of what a source brings.
+ * @source  the member that names it
+ * Errors: ERR_BAD_REQUEST at the member, or at a transport that is none. */
+int source_members_check(const struct member *rows, const char *source, const json_t *body,
+                         struct err *e);
 
 /* label_check - check a weight version label: 1..VERSION_LABEL_MAX bytes of UTF-8 without hidden
  * characters (utf8_is_hidden), not a dirty marker (FLEET_DIRTY_MARKER). Errors: ERR_BAD_REQUEST at

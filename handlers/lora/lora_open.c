@@ -9,6 +9,7 @@
 #include "handlers/rows/update_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
+#include "handlers/update_members.h"
 #include "transport/body.h"
 #include "transport/roots.h"
 #include "weights/safetensors.h"
@@ -16,32 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Members that do not go with the source. Those of buckets are checked by ipc_from_body. */
-static int check_members(const char *source, const json_t *body, struct err *e)
-{
-    bool handles = strncmp(source, "ipc_handles", 11) == 0 || strcmp(source, "buckets") == 0;
-    const struct {
-        unsigned group;
-        bool goes;
-        const char *why;
-    } groups[] = {
-        {WITH_HANDLES, handles, "it is for ipc_handles and ipc_handles_pickled"},
-        {WITH_GROUP, strcmp(source, "transport") == 0, "it is for transport: nccl"},
-        {OF_LIST, strcmp(source, "lora_path") != 0,
-         "the files of a directory describe their tensors"},
-    };
-
-    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
-        char field[ERR_FIELD_MAX];
-        const char *name = member_given(field, lora_load_members, groups[i].group, body, "");
-
-        if (!groups[i].goes && name != NULL)
-            return err_set(e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s", name, source,
-                           groups[i].why);
-    }
-    return 0;
-}
 
 static int open_directory(struct lora_load *l, struct err *e)
 {
@@ -132,7 +107,7 @@ int lora_open(struct lora_load *l, const json_t *body, struct err *e)
             "exactly one source is needed: lora_path; shm, ipc_handles, "
             "ipc_handles_pickled, buckets or transport: nccl, with adapter_config and names, "
             "dtypes, shapes; or a body of type application/vnd.safetensors");
-    if (check_members(source, body, e) != 0)
+    if (source_members_check(lora_load_members, source, body, e) != 0)
         return -1;
     return strcmp(source, "lora_path") == 0 ? open_directory(l, e)
                                             : open_tensors(l, source, body, e);

@@ -20,7 +20,9 @@ enum {
     AT_START = M_OWN << 5,     /* an option of a session: given at its start only */
     WITH_PULLED = M_OWN << 6,  /* may go with the name of what was pulled */
     WITH_NIXL = M_OWN << 8,    /* only with transport nixl */
-    OF_PATCHES = M_OWN << 7    /* of broadcasts that bring patches, not whole tensors */
+    OF_PATCHES = M_OWN << 7,   /* of broadcasts that bring patches, not whole tensors */
+    WITH_PACKING = M_OWN << 9, /* only where tensors may be packed: shm, handles, broadcasts */
+    WITH_PICKLES = M_OWN << 10 /* only with serialized_named_tensors */
 };
 
 enum placement { PLACEMENT_REPLICATED, PLACEMENT_SHARDED }; /* in the order of the row's words */

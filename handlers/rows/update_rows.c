@@ -94,7 +94,7 @@ const struct member bucket_rows[] = {
 
 /* How the tensors of the group's broadcasts are packed. */
 const struct member packing_rows[] = {
-    {"packed", M_BOOL, .flags = OF_LIST, M_IN(struct packing_request, packed),
+    {"packed", M_BOOL, .flags = OF_LIST | WITH_PACKING, M_IN(struct packing_request, packed),
      M_GIVEN(struct packing_request, packed_given),
      .doc = "Must agree with the form of shm or of the handles; with nccl, how it is broadcast"},
     {"bucket_nbytes", M_INT, .flags = WITH_GROUP, M_IN(struct packing_request, bucket_nbytes),
@@ -250,7 +250,7 @@ const struct member update_members[] = {
             "rank gets each tensor from one bucket only. An element that is null is skipped."},
     {"serialized_named_tensors", M_ARRAY, .items = M_STRING, .min = 1, .max = 64,
      .flags = IS_SOURCE | M_BASE64, .doc = DOC_NAMED_TENSORS},
-    {"serialized_format", M_STRING, M_IN(struct update_request, format),
+    {"serialized_format", M_STRING, M_IN(struct update_request, format), .flags = WITH_PICKLES,
      M_WORDS("direct", "flattened_bucket"),
      .doc = "Beside serialized_named_tensors, for SGLang upstreams, which require it. The embedded "
             "engine detects the form from the pickles"},

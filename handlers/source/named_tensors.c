@@ -42,20 +42,6 @@ static void request_fini(struct request *q)
     free(q->strings);
 }
 
-/* Refuses members that describe tensors: the pickles contain their names, dtypes and shapes. */
-static int check_excluded_members(const json_t *body, struct err *e)
-{
-    char field[ERR_FIELD_MAX];
-    const char *name = member_given(field, update_members, OF_LIST, body, "");
-
-    return name == NULL
-               ? 0
-               : err_set(
-                     e, ERR_BAD_REQUEST, field,
-                     "serialized_named_tensors describe their own tensors; %s is for other sources",
-                     name);
-}
-
 static int read_strings(struct request *q, const json_t *list, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -82,8 +68,7 @@ static int request_read(struct request *q, const struct app_weights *weights, co
     size_t n;
 
     *q = (struct request){.weights = weights};
-    if (check_excluded_members(body, e) != 0 ||
-        body_array(&list, body, "", "serialized_named_tensors", e) != 0)
+    if (body_array(&list, body, "", "serialized_named_tensors", e) != 0)
         return -1;
     n = json_array_size(list);
     if (n == 0 || n > STRINGS_MAX)

@@ -101,9 +101,10 @@ static int find_broadcast_list(struct tensor_list **out, const struct nccl_req *
                                const struct body_columns *text, struct err *e)
 {
     const char *plan_id = json_string_value(body_given(body, "plan_id"));
+    char field[ERR_FIELD_MAX];
 
     if (plan_id != NULL && strcmp(plan_id, TENSOR_LIST_ID_LAST) == 0 &&
-        body_given(body, "names") == NULL)
+        member_given(field, tensor_list_rows, 0, body, "") == NULL)
         return weight_transfer_list(weights->transfer, out, req->r.group_name, e);
     return tensor_list_resolve(out, weights, body, text, "", false, e);
 }
@@ -146,6 +147,10 @@ static int read_patches(struct update_chunk *c, struct delta **patches, const st
 
     if (req->r.packing.packed_given && req->r.packing.packed)
         return err_set(e, ERR_BAD_REQUEST, "/packed", "patches are not packed");
+    if (req->r.packing.bucket_nbytes != 0)
+        return err_set(e, ERR_BAD_REQUEST, req->r.packing.field,
+                       "%s does not go with num_updates_list: patches are not packed",
+                       req->r.packing.field + 1);
     if (body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
                        "checksums are of whole tensors: send those of the new ones at the finish");

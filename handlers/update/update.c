@@ -138,19 +138,6 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     return rc;
 }
 
-/* Members that describe handles need handles. */
-static int check_no_ipc_members(const json_t *body, struct err *e)
-{
-    char field[ERR_FIELD_MAX];
-    const char *name = member_given(field, update_members, WITH_HANDLES, body, "");
-    bool sizes = name != NULL && strcmp(name, "tensor_sizes") == 0;
-
-    return name == NULL ? 0
-                        : err_set(e, ERR_BAD_REQUEST, field,
-                                  "%s %s for ipc_handles and ipc_handles_pickled; send %s", name,
-                                  sizes ? "are" : "is", sizes ? "sizes" : "names");
-}
-
 /* In a session, its placement counts, not the request's. */
 static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
                     const struct body_columns *text, struct err *e)
@@ -164,50 +151,19 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
     return ipc_from_body(c, app->weights, body, text, info.sharded, e);
 }
 
-/* Members that describe broadcasts need transport nccl. */
-static int check_no_nccl_members(const json_t *body, struct err *e)
-{
-    char field[ERR_FIELD_MAX];
-    const char *name = member_given(field, update_members, WITH_GROUP, body, "");
-
-    return name == NULL ? 0
-                        : err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nccl", name);
-}
-
-/* Members that describe memory of agents need transport nixl. */
-static int check_no_nixl_members(const json_t *body, struct err *e)
-{
-    char field[ERR_FIELD_MAX];
-    const char *name = member_given(field, update_members, WITH_NIXL, body, "");
-
-    return name == NULL || body_reads_nixl(body)
-               ? 0
-               : err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nixl", name);
-}
-
-/* @path  of the request, or NULL */
-static int open_chunk_source(struct app *app, struct update_chunk *c, const char *path,
-                             struct delta_request *delta, const json_t *body,
+/* @source  update_source_of
+ * @path    of the request, or NULL */
+static int open_chunk_source(struct app *app, struct update_chunk *c, const char *source,
+                             const char *path, struct delta_request *delta, const json_t *body,
                              const struct body_columns *text, struct err *e)
 {
-    const char *source;
-
-    if (update_source_of(&source, body, e) != 0 || check_no_nixl_members(body, e) != 0)
-        return -1;
     if (body_reads_nixl(body))
-        return check_no_ipc_members(body, e) != 0 || check_no_nccl_members(body, e) != 0
-                   ? -1
-                   : nixl_from_body(c, app->weights, body, text, e);
+        return nixl_from_body(c, app->weights, body, text, e);
     if (strcmp(source, "transport") == 0)
-        return check_no_ipc_members(body, e) != 0
-                   ? -1
-                   : nccl_from_body(c, &delta->patches, app->weights, body, text, e);
-    if (check_no_nccl_members(body, e) != 0)
-        return -1;
+        return nccl_from_body(c, &delta->patches, app->weights, body, text, e);
     if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
         return open_ipc(app, c, body, text, e);
-    if (check_no_ipc_members(body, e) != 0 ||
-        tensor_list_resolve(&c->tensor_list, app->weights, body, text, "", path != NULL, e) != 0)
+    if (tensor_list_resolve(&c->tensor_list, app->weights, body, text, "", path != NULL, e) != 0)
         return -1;
     if (c->tensor_list == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
@@ -265,6 +221,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     struct delta_request delta = {0};
     struct update_request w = {0};
     struct update_chunk *c;
+    const char *source;
     int rc;
 
     if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
@@ -274,13 +231,15 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
                                                 : pull_commit(app, x, w.label, w.abort_requests, e);
     if (id[0] != '\0')
         w.update_id = id;
+    if (update_source_of(&source, body, e) != 0)
+        return -1;
     c = update_chunk_new(e);
     if (c == NULL)
         return -1;
     update_params_apply(c, &w, x);
     rc = delta_request_begin(&delta, c, app->weights, &w, e);
     if (rc == 0)
-        rc = open_chunk_source(app, c, w.path, &delta, body, text, e);
+        rc = open_chunk_source(app, c, source, w.path, &delta, body, text, e);
     if (rc == 0)
         rc = delta_request_apply(&delta, c, app->weights, e);
     delta_request_fini(&delta);

@@ -240,6 +240,21 @@ def refused(stage, rng):
     stage.start()
     stage.send([any_patch(rng, stage, NORM, 3)])
     stage.refuse({m: info[m] for m in info if m != "num_updates_list"}, 409, "whole")
+    # Members of the native request that say nothing of patches, or of the list of the update before.
+    patches = {"transport": "nccl", **info, "dtypes": info["dtype_names"]}
+    del patches["dtype_names"]
+    for more, field in (({"bucket_nbytes": 4096}, "/bucket_nbytes"), ({"checksums": [None]}, "/checksums"),
+                        ({"packed_buffer_size_bytes": 4096}, "/packed_buffer_size_bytes")):
+        stage.invite()
+        update = stage.post(200, "/v1/update_weights/start", {})["update_id"]
+        error = stage.post(400, "/v1/update_weights", {**patches, **more, "update_id": update})["error"]
+        must(error["param"] == field, f"{error}")
+        stage.post(200, "/v1/update_weights/abort", {"update_id": update})
+    for column in ("dtypes", "shapes"):
+        stage.invite()
+        error = stage.post(400, "/v1/update_weights", {
+            "transport": "nccl", "plan_id": "last", column: patches[column], "partial": True})["error"]
+        must(error["param"] == "/plan_id" and column in error["message"], f"{error}")
     stage.invite()  # without a start
     found = stage.ask("POST", "/update_weights", {"update_info": info})
     must(found.status == 409 and "start one" in found.body["error"]["message"], f"{found}")
