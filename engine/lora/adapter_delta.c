@@ -88,7 +88,7 @@ int adapter_delta_check(const char *file_base, const char *base, bool must_say, 
     if (base == NULL && file_base != NULL)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "its __metadata__ says that it is a delta of '%.64s', and the load is none: "
-                       "send \"delta\": true and \"if_revision\"",
+                       "send \"delta\": true and \"if_digest\"",
                        file_base);
     if (base != NULL && file_base == NULL && must_say)
         return err_set(e, ERR_BAD_REQUEST, field,

@@ -29,7 +29,7 @@ static const struct {
     {".lora_B.bias", "biases of adapters are not supported"},
     {".modules_to_save.", "modules_to_save is not supported"},
     {".base_layer.", "weights of the base model do not belong into an adapter"},
-    {".weight#", "it is a part of a delta, which needs \"delta\": true and \"if_revision\""},
+    {".weight#", "it is a part of a delta, which needs \"delta\": true and \"if_digest\""},
     {"lm_head.", "lm_head is not supported in an adapter"},
     {"embed_tokens.", "embeddings are not supported in an adapter"},
 };

@@ -140,12 +140,14 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
     return 0;
 }
 
+/* A number may be of another revision since a restart. */
 static int check_delta(const struct lora_load_request *w, struct err *e)
 {
-    if (!w->delta || (w->if_revision_given && w->if_revision > 0))
+    if (!w->delta || w->if_digest != NULL)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "/delta",
-                   "a delta needs if_revision: the revision that it builds on");
+                   "a delta needs if_digest: the digest of the revision that it builds on, as its "
+                   "load answered; numbers of revisions begin anew with the server");
 }
 
 /* From here on the load's thread answers the request. */

@@ -20,12 +20,13 @@ const struct member lora_load_members[] = {
     {"if_revision", M_INT, M_IN(struct lora_load_request, if_revision),
      M_GIVEN(struct lora_load_request, if_revision_given), .flags = M_QUERY, .min = 0,
      .doc =
-         "409 unless the name is at this revision, both now and when the load ends; 0: not loaded"},
+         "409 unless the name is at this revision, both now and when the load ends; 0: not loaded. "
+         "Numbers begin anew with the server: if_digest tells what is loaded"},
     {"if_digest", M_STRING, M_IN(struct lora_load_request, if_digest), .check = digest_check,
      .flags = M_QUERY, .min = TENSOR_LIST_DIGEST_LEN, .max = TENSOR_LIST_DIGEST_LEN,
      .doc = "409 unless the revision of the name has this digest, both now and when the load ends"},
     {"delta", M_BOOL, M_IN(struct lora_load_request, delta), .flags = M_QUERY, .def = "false",
-     .doc = "The tensors are parts of a delta of the revision that if_revision names, which it "
+     .doc = "The tensors are parts of a delta of the revision with the digest if_digest, which it "
             "needs; those that no part names keep their bytes (docs/delta.md)"},
     {"allow_partial", M_BOOL, M_IN(struct lora_load_request, allow_partial), .flags = M_QUERY,
      .def = "false"},

@@ -136,8 +136,8 @@ def chains(s):
         new = changed(step)
         via, was = VIAS[k % 3], said
         parts = delta_of(step, new) or whole(new)[:1]
-        said = load(s, "chain", parts, via, delta=True, if_revision=was["revision"],
-                    **{"if_digest": was["digest"]} if k % 2 else {})
+        said = load(s, "chain", parts, via, delta=True, if_digest=was["digest"],
+                    **{"if_revision": was["revision"]} if k % 2 else {})
         same(said["revision"], was["revision"] + (said["digest"] != was["digest"]), f"revision {k} by {via}")
         same(load(s, "all", whole(new), VIAS[(k + 1) % 3])["digest"], said["digest"], f"revision {k} by {via}")
         same(said["nbytes"], was["nbytes"], f"revision {k} takes as much as the one before")
@@ -155,13 +155,13 @@ def by_the_client(s, step, said):
                 for x in (step, new)]
     baton.delta.write(os.path.join(place, "adapter_model.safetensors"), *to_write, base_version=said["digest"])
     status, found = s.ask("POST", LOAD, {"lora_name": "chain", "lora_path": place, "delta": True,
-                                         "if_revision": said["revision"]})
+                                         "if_digest": said["digest"]})
     same(status, 200, found)
     same(load(s, "all", whole(new), "shm")["digest"], found["digest"], "by a file of the client")
-    refused(s, lambda: s.ask("POST", LOAD, {"lora_name": "all", "lora_path": place, "delta": True, "if_revision": 1}), 409,
-            "precondition_failed", "/if_revision", "not 1")
+    refused(s, lambda: s.ask("POST", LOAD, {"lora_name": "all", "lora_path": place, "delta": True, "if_revision": 1,
+                                            "if_digest": found["digest"]}), 409, "precondition_failed", "/if_revision", "not 1")
     refused(s, lambda: s.ask("POST", LOAD, {"lora_name": "chain", "lora_path": place, "delta": True,
-                                            "if_revision": found["revision"], "timeout_s": 0}), 409, "precondition_failed",
+                                            "if_digest": found["digest"], "timeout_s": 0}), 409, "precondition_failed",
             "/lora_path", said["digest"], found["digest"])
     return new, found
 
@@ -171,17 +171,18 @@ def wrong(s, step, said):
     name = next(n for n in step if (step[n] != new[n]).any())
     parts = [p for n in step if (step[n] != new[n]).any() or n == name for p in parts_of(
         n, HEAD[n]["dtype"], HEAD[n]["shape"], step[n], new[n], "gap")]
-    at = {"delta": True, "if_revision": said["revision"]}
+    at = {"delta": True, "if_digest": said["digest"]}
     other = said["revision"] - 1
     few = sorted(parts, key=lambda p: len(p[3]))[:2]  # a body may be refused before it is read
     for via in VIAS:
-        refused(s, lambda v=via: send(s, "chain", few, v, delta=True, if_revision=other), 409, "precondition_failed",
+        refused(s, lambda v=via: send(s, "chain", few, v, **at, if_revision=other), 409, "precondition_failed",
                 "/if_revision", f"revision {said['revision']}", f"not {other}")
-        refused(s, lambda v=via: send(s, "chain", few, v, **at, if_digest="0" * 64), 409, "precondition_failed",
+        refused(s, lambda v=via: send(s, "chain", few, v, delta=True, if_digest="0" * 64), 409, "precondition_failed",
                 "/if_digest", said["digest"], "0" * 64)
-        refused(s, lambda v=via: send(s, "none", few, v, **at), 409, "precondition_failed", "/if_revision", "not loaded")
-        refused(s, lambda v=via: send(s, "chain", few, v, delta=True), 400, "bad_request", "/delta", "if_revision")
-        refused(s, lambda v=via: send(s, "chain", few, v, delta=True, if_revision=0), 400, "bad_request", "/delta")
+        refused(s, lambda v=via: send(s, "none", few, v, **at), 409, "precondition_failed", "/if_digest", "(none)")
+        refused(s, lambda v=via: send(s, "chain", few, v, delta=True), 400, "bad_request", "/delta", "if_digest")
+        refused(s, lambda v=via: send(s, "chain", few, v, delta=True, if_revision=said["revision"]), 400, "bad_request", "/delta",
+                "begin anew")
         refused(s, lambda v=via: send(s, "chain", few, v, {"format": "pt"}, allow_partial=True), 400, "bad_request", "/names/0",
                 '"delta": true')
         refused(s, lambda v=via: send(s, "chain", [("no.such#xor", "U16", [1], b"xx")], v, **at), 422, "manifest_mismatch",
@@ -220,7 +221,7 @@ def wrong(s, step, said):
     same(load(s, "all", whole(new), "path")["digest"], found["digest"], "the right one after wrong ones")
     scaled = {**CONFIG, "lora_alpha": CONFIG["lora_alpha"] * 2}
     again = load(s, "chain", nan[:1] + [(nan[1][0], nan[1][1], nan[1][2], new[name][:1].tobytes())], "shm", delta=True,
-                 if_revision=found["revision"], adapter_config=scaled)
+                 if_digest=found["digest"], adapter_config=scaled)
     same(again["digest"], load(s, "all", whole(new), "shm", adapter_config=scaled)["digest"], "another config alone")
 
 
@@ -230,26 +231,26 @@ def meanwhile(s):
     name, answers = min(FIRST, key=lambda n: FIRST[n].size), []
     news = [{**FIRST, name: FIRST[name] ^ (numpy.arange(FIRST[name].size) == k).astype(FIRST[name].dtype)} for k in range(8)]
     threads = [threading.Thread(target=lambda n=n: answers.append((n, send(
-        s, "many", delta_of(FIRST, n), "body", delta=True, if_revision=at["revision"])))) for n in news]
+        s, "many", delta_of(FIRST, n), "body", delta=True, if_digest=at["digest"])))) for n in news]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
     good = [(n, said) for n, (status, said) in answers if status == 200]
     bad = [said["error"]["param"] for _, (status, said) in answers if status == 409]
-    same((len(good), bad, good[0][1]["revision"]), (1, ["/if_revision"] * 7, at["revision"] + 1), answers)
+    same((len(good), bad, good[0][1]["revision"]), (1, ["/if_digest"] * 7, at["revision"] + 1), answers)
     same(load(s, "all", whole(good[0][0]), "shm")["digest"], good[0][1]["digest"], "the one that won")
     load(s, "gone", whole(FIRST), "body")
     s.post("/v1/unload_lora_adapter", {"lora_name": "gone"})
-    refused(s, lambda: send(s, "gone", whole(FIRST)[:1], "body", delta=True, if_revision=1), 409, "precondition_failed",
-            "/if_revision", "not loaded")
+    refused(s, lambda: send(s, "gone", whole(FIRST)[:1], "body", delta=True, if_digest=at["digest"]), 409, "precondition_failed",
+            "/if_digest", "(none)")
 
 
 def fronts(s):
     with Server(BATON, LOG, "--upstream", s.url) as front:
-        for where, body, kind in ((LOAD, {"lora_name": "chain", "lora_path": SHOUT, "delta": True, "if_revision": 1}, None),
+        for where, body, kind in ((LOAD, {"lora_name": "chain", "lora_path": SHOUT, "delta": True, "if_digest": "0" * 64}, None),
                                   (LOAD, {"lora_name": "chain", "lora_path": SHOUT, "if_digest": "0" * 64}, None),
-                                  (f"{LOAD}?lora_name=chain&adapter_config=%7B%7D&delta=true&if_revision=1",
+                                  (f"{LOAD}?lora_name=chain&adapter_config=%7B%7D&delta=true&if_digest={'0' * 64}",
                                    file_of(whole(FIRST)), "application/vnd.safetensors"),
                                   (f"{LOAD}?lora_name=chain&adapter_config=%7B%7D",
                                    file_of(whole(FIRST), delta_metadata("x")), "application/vnd.safetensors")):

@@ -152,7 +152,7 @@ def handles(world, server):
     for k, (specs, data) in enumerate(deltas_of(shout)):
         with world.trainer(server) as t:
             _, body = bucket(t, 0, specs, data)
-            found = load(server, "a", shout, body, "delta", delta=True, if_revision=3 + k)
+            found = load(server, "a", shout, body, "delta", delta=True, if_digest=found["digest"])
             must(found["revision"] == 4 + k and (found["digest"] == by_file) == (k == 1), f"{found}")
             spent(t, "delta")
     must(server.served is None, "an adapter is no weight")
@@ -369,8 +369,9 @@ def broadcasts(world, server):
                 found = push(server, trainer, "x", a, wire(a.specs, **more), blobs, what)
                 revision += 1
                 must(found["revision"] == revision, f"{what}: {found}")
+            again = found
             for specs, data in deltas_of(adapters[1]):
-                body = wire(specs, delta=True, if_revision=revision)
+                body = wire(specs, delta=True, if_digest=again["digest"])
                 revision += 1
                 again = push(server, trainer, "x", adapters[1], body, cut_each(specs, data), f"{form.__name__}: delta")
             must(again["revision"] == revision and again["digest"] == found["digest"], f"{again}")
