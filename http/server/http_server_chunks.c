@@ -13,7 +13,6 @@
 
 #include <dlfcn.h>
 #include <gnutls/gnutls.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -21,14 +20,17 @@ typedef ssize_t tls_recv_fn(gnutls_session_t session, void *data, size_t n);
 
 _Static_assert(sizeof(void *) == sizeof(tls_recv_fn *), "dlsym returns functions too");
 
-/* The daemon that runs on this thread, or NULL: what others read is none of our business. */
-static _Thread_local struct daemon *running;
+_Thread_local struct daemon *daemon_running;
 
-void chunks_reading(struct daemon *p)
+void *library_function(_Atomic(void *) *found, const char *name)
 {
-    running = p;
-    if (p != NULL)
-        p->read_fd = -1;
+    void *at = atomic_load_explicit(found, memory_order_relaxed);
+
+    if (at == NULL) {
+        at = dlsym(RTLD_NEXT, name);
+        atomic_store_explicit(found, at, memory_order_relaxed);
+    }
+    return at;
 }
 
 static enum chunk_state after_size(struct chunks *c, char byte)
@@ -139,6 +141,7 @@ int chunks_malformed(struct err *e)
 /* libmicrohttpd has read n bytes, by TLS or not; those of other callers are ignored. */
 static void chunks_read(bool tls, int fd, const char *data, ssize_t n)
 {
+    struct daemon *running = daemon_running;
     struct request *r;
 
     if (running == NULL || n <= 0 || running->shard->http_server->tls != tls)
@@ -161,25 +164,17 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void *data, size_t n
     return got;
 }
 
-static tls_recv_fn *find_tls_recv(void)
-{
-    static _Atomic(tls_recv_fn *) found;
-    tls_recv_fn *fn = atomic_load_explicit(&found, memory_order_relaxed);
-    void *at;
-
-    if (fn != NULL)
-        return fn;
-    at = dlsym(RTLD_NEXT, "gnutls_record_recv");
-    memcpy(&fn, &at, sizeof fn);
-    atomic_store_explicit(&found, fn, memory_order_relaxed);
-    return fn;
-}
-
 __attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
                                                                   void *data, size_t n)
 {
-    tls_recv_fn *fn = find_tls_recv();
-    ssize_t got = fn != NULL ? fn(session, data, n) : GNUTLS_E_INTERNAL_ERROR;
+    static _Atomic(void *) found;
+    void *at = library_function(&found, "gnutls_record_recv");
+    tls_recv_fn *fn;
+    ssize_t got = GNUTLS_E_INTERNAL_ERROR;
+
+    memcpy(&fn, &at, sizeof fn);
+    if (fn != NULL)
+        got = fn(session, data, n);
 
     chunks_read(true, gnutls_transport_get_int(session), data, got);
     return got;

@@ -130,6 +130,16 @@ bool conn_has_unread(const struct conn *c)
     return ioctl(c->fd, FIONREAD, &n) == 0 && n > 0;
 }
 
+ssize_t conn_send(const struct conn *c, const void *data, size_t len)
+{
+    ssize_t n;
+
+    if (c->shard->http_server->tls)
+        return http_server_tls_send(c->mc, data, len);
+    n = send(c->fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : n;
+}
+
 static struct conn *conn_new(struct daemon *p, struct MHD_Connection *mc)
 {
     const struct sockaddr *peer =

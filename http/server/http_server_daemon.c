@@ -84,16 +84,19 @@ static void daemon_run(struct daemon *p)
     MHD_UNSIGNED_LONG_LONG ms = 0;
 
     p->moved = false;
-    chunks_reading(p);
+    p->read_fd = -1;
+    daemon_running = p;
     (void)MHD_run(p->daemon);
-    chunks_reading(NULL);
+    daemon_running = NULL;
     if (MHD_get_timeout(p->daemon, &ms) != MHD_YES) {
         p->n_zero_turns = 0;
     } else if (ms > 0) {
         p->n_zero_turns = 0;
         due_in(p, (uint64_t)ms * 1000);
     } else if (p->moved) {
-        /* A long upload requests zero timeouts too, but delivers bytes in each iteration. */
+        /* A long upload requests zero timeouts too, but delivers bytes in each iteration. So does
+         * a long answer by TLS. */
+        p->n_zero_turns = 0;
         due_in(p, 0);
     } else if (p->n_zero_turns < HTTP_SERVER_ZERO_TURNS_MAX) {
         p->n_zero_turns++;

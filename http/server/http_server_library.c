@@ -10,7 +10,8 @@
  * of the same bytes; and the library's log, which does not tell of which
  * connection it speaks.
  *
- * What it reads passes through http_server_chunks.c in the same way. */
+ * What it reads passes through http_server_chunks.c in the same way, and what it sends by TLS
+ * through http_server_tls.c. */
 #include "http/server/http_server_priv.h"
 
 #include <dlfcn.h>

@@ -188,7 +188,7 @@ struct daemon {
 struct shard {
     struct http_server *http_server;
     struct loop *loop;
-    char piece[HTTP_SERVER_PIECE_NBYTES]; /* of a stream */
+    char piece[HTTP_SERVER_PIECE_NBYTES]; /* of a stream, as a chunk */
     bool began;             /* the application's loop_begin succeeded: its loop_end is due */
     void *loop_app;         /* of the application */
     struct daemon *daemons; /* owned [n_daemons], all running */
@@ -277,7 +277,7 @@ extern const char http_server_tls_priorities[]; /* for GnuTLS: the allowed versi
 /* Gives a new connection the certificate in use. Returns a reference, for as long as the connection
  * lives; NULL without TLS. */
 struct tls_identity *http_server_tls_begin(struct http_server *f, struct MHD_Connection *mc);
-/* Sends bytes past libmicrohttpd, encrypted. Returns how many were sent, -1 if none. */
+/* conn_send() where there is TLS. */
 ssize_t http_server_tls_send(struct MHD_Connection *mc, const void *data, size_t len);
 void http_server_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 
@@ -292,6 +292,9 @@ void conn_cut_body(struct conn *c, const struct err *e);
  * and the socket is shut down. */
 void conn_cut_head(struct conn *c, const struct err *e);
 bool conn_has_unread(const struct conn *c);
+/* Sends bytes past libmicrohttpd. Returns how many were taken, 0: none for now. The next call must
+ * be for the rest, of which GnuTLS may have a part. -1: the connection is broken. */
+ssize_t conn_send(const struct conn *c, const void *data, size_t len);
 void conn_kill(struct conn *c); /* marks the request as disconnected, shuts the socket down */
 /* Ends with a reset, which the peer sees as an error: in HTTP/1.0 a plain end completes an answer.
  */
@@ -355,8 +358,12 @@ bool stream_may_pass(const struct request *r);
 void stream_push(struct request *r); /* send what there is, as far as the socket takes it */
 
 /* http_server_chunks.c: the framing of chunked bodies. */
+/* The daemon that runs on this thread, or NULL: what others read and send is not checked. */
+extern _Thread_local struct daemon *daemon_running;
+/* The function of another library that is hidden by one of ours; *found keeps it. NULL: there is
+ * none. Any thread. */
+void *library_function(_Atomic(void *) *found, const char *name);
 struct request_line;
-void chunks_reading(struct daemon *p); /* libmicrohttpd runs on this thread; NULL: no more */
 void chunks_begin(struct request *r, const struct request_line *line); /* its head is complete */
 void chunks_end(struct request *r);
 int chunks_malformed(struct err *e); /* -1; the answer to CHUNK_BAD */

@@ -11,7 +11,6 @@
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 
 enum {
     STREAM_BLOCK_NBYTES = 1024 /* of libmicrohttpd; the chunks are as long as its pool allows */
@@ -253,9 +252,7 @@ static void send_raw(struct request *r, const struct http_reply *reply)
     if (reply->len > 0 && r->x->method != METHOD_HEAD)
         buf_append(&b, reply->data, reply->len);
     if (!b.failed) {
-        ssize_t n = r->conn->shard->http_server->tls
-                        ? http_server_tls_send(r->mc, b.data, b.len)
-                        : send(r->conn->fd, b.data, b.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = conn_send(r->conn, b.data, b.len);
 
         /* The socket's buffer is empty: an error reply fits, or the peer has disconnected. */
         r->nbytes_out = n > (ssize_t)head_len ? (uint64_t)n - head_len : 0;

@@ -3,75 +3,54 @@
  * Once it has sent the headers of a chunked answer its connection is suspended, and the chunks are
  * written to the socket from here: libmicrohttpd would send a few KiB in each iteration, and waking
  * and suspending it for each token costs more than the token. It gets the connection back for the
- * last chunk. Not TLS, whose records only its library can send again. */
+ * last chunk. */
 #include "base/clock.h"
 #include "http/server/http_server_priv.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
+
+static const char chunk_tail[] = {'\r', '\n'};
+
+enum { PIECE_MAX = HTTP_SERVER_PIECE_NBYTES - HTTP_SERVER_CHUNK_HEAD_MAX - sizeof chunk_tail };
 
 bool stream_may_pass(const struct request *r)
 {
-    return r->http11 && !r->conn->shard->http_server->tls && r->x->method != METHOD_HEAD;
-}
-
-/* How many bytes the socket took; -1: it is broken, which its watch reports too. */
-static ssize_t stream_send(const struct request *r, struct iovec *parts, size_t n_parts)
-{
-    struct msghdr msg = {.msg_iov = parts, .msg_iovlen = n_parts};
-    ssize_t n = sendmsg(r->conn->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return 0;
-    return n;
+    return r->http11 && r->x->method != METHOD_HEAD;
 }
 
 /* What the socket did not take waits here for room; the request counts it as unsent. */
-static bool keep_rest(struct request *r, const struct iovec *parts, size_t n_parts, size_t sent,
-                      size_t len)
+static bool keep_rest(struct request *r, const char *data, size_t len)
 {
-    char *to = malloc(len - sent);
-
-    if (to == NULL)
+    r->rest = malloc(len);
+    if (r->rest == NULL)
         return false;
-    r->rest = to;
-    r->rest_len = len - sent;
+    memcpy(r->rest, data, len);
+    r->rest_len = len;
     r->rest_sent = 0;
-    for (size_t i = 0; i < n_parts; i++) {
-        size_t skip = sent < parts[i].iov_len ? sent : parts[i].iov_len;
-
-        memcpy(to, (const char *)parts[i].iov_base + skip, parts[i].iov_len - skip);
-        to += parts[i].iov_len - skip;
-        sent -= skip;
-    }
-    http_request_stream_kept(r->x, r->rest_len);
+    http_request_stream_kept(r->x, len);
     return true;
 }
 
-/* False: no more for now. */
-static bool put_chunk(struct request *r, const void *data, size_t n)
+/* Of n bytes, with space before and behind them. False: no more for now. */
+static bool put_chunk(struct request *r, char *data, size_t n)
 {
-    union {
-        const void *in;
-        void *out;
-    } body = {data}; /* sendmsg only reads it, whatever the type of its parts says */
-    char head[HTTP_SERVER_CHUNK_HEAD_MAX + 1], tail[] = {'\r', '\n'};
+    char head[HTTP_SERVER_CHUNK_HEAD_MAX + 1];
     int head_len = snprintf(head, sizeof head, "%zx\r\n", n);
-    struct iovec parts[] = {{head, (size_t)head_len}, {body.out, n}, {tail, sizeof tail}};
-    size_t len = (size_t)head_len + n + sizeof tail;
+    char *chunk = data - head_len;
+    size_t len = (size_t)head_len + n + sizeof chunk_tail;
     ssize_t sent;
 
     assert(head_len > 0 && head_len <= HTTP_SERVER_CHUNK_HEAD_MAX);
+    memcpy(chunk, head, (size_t)head_len);
+    memcpy(data + n, chunk_tail, sizeof chunk_tail);
     r->nbytes_out += n;
-    sent = stream_send(r, parts, 3);
+    sent = conn_send(r->conn, chunk, len);
     if (sent == (ssize_t)len)
         return true;
-    if (sent < 0 || !keep_rest(r, parts, 3, (size_t)sent, len))
+    if (sent < 0 || !keep_rest(r, chunk + sent, len - (size_t)sent))
         conn_kill(r->conn);
     return false;
 }
@@ -79,8 +58,7 @@ static bool put_chunk(struct request *r, const void *data, size_t n)
 /* False: some of it is still there, or the connection is dead. */
 static bool put_rest(struct request *r)
 {
-    struct iovec part = {r->rest + r->rest_sent, r->rest_len - r->rest_sent};
-    ssize_t n = stream_send(r, &part, 1);
+    ssize_t n = conn_send(r->conn, r->rest + r->rest_sent, r->rest_len - r->rest_sent);
 
     if (n < 0) {
         conn_kill(r->conn);
@@ -100,6 +78,7 @@ void stream_push(struct request *r)
 {
     struct shard *s = r->conn->shard;
     uint64_t limit_us = s->http_server->cfg.body_timeout_us;
+    char *data = s->piece + HTTP_SERVER_CHUNK_HEAD_MAX;
     size_t n = 0;
 
     if (r->conn->dead || !r->suspended)
@@ -107,9 +86,9 @@ void stream_push(struct request *r)
     if (r->rest != NULL && !put_rest(r))
         return; /* its deadline stays: conn_late checks how much the peer has read */
     for (;;) {
-        switch (http_request_stream_take(r->x, s->piece, sizeof s->piece, &n)) {
+        switch (http_request_stream_take(r->x, data, PIECE_MAX, &n)) {
         case STREAM_BYTES:
-            if (put_chunk(r, s->piece, n))
+            if (put_chunk(r, data, n))
                 continue;
             conn_deadline(r->conn, limit_us);
             return;

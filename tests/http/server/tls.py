@@ -6,6 +6,7 @@ The server runs with --header-timeout, --body-timeout and --body-stall-timeout o
 """
 
 import http.client
+import io
 import json
 import random
 import socket
@@ -295,6 +296,46 @@ def stream(server):
     c.close()
 
 
+def slow_readers(server, checkpoint):
+    """Long answers, as one body and as a stream, whose client reads seldom and little: each byte is right."""
+    right = tensors_of(checkpoint)
+    name = max(right, key=lambda n: len(right[n]))
+    lease = server.ask("POST", "/v1/weights/leases", b"{}")[1]["lease_id"]
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context = ssl.create_default_context(cafile=CERTIFICATE)
+        context.minimum_version = context.maximum_version = version
+        must(slow_answer(server, context, "/v1/weights/" + name) == right[name], f"{name} by {version}")
+        raw = slow_answer(server, context, "/v1/weights/file?lease_id=" + lease)
+        must(tensors_of(io.BytesIO(raw)) == right, f"the file by {version}: {len(raw)} bytes")
+    must(server.ask("DELETE", "/v1/weights/leases/" + lease)[0] == 200, lease)
+
+
+def tensors_of(file):
+    with open(file, "rb") if isinstance(file, str) else file as f:
+        head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    return {n: data[slice(*t["data_offsets"])] for n, t in head.items() if n != "__metadata__"}
+
+
+def slow_answer(server, context, path):
+    s = socket.socket()
+    s.settimeout(WAIT_S)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the server's buffer is then small, too
+    s.connect(server.at)
+    s = context.wrap_socket(s, server_hostname=server.at[0])
+    s.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    time.sleep(0.2)
+    answer, got = http.client.HTTPResponse(s, method="GET"), b""
+    answer.begin()
+    must(answer.status == 200, f"{path}: {answer.status}")
+    while more := answer.read1(30011):
+        got += more
+        time.sleep(0.001)
+    s.close()
+    return got
+
+
 def main():
     global CERTIFICATE
     host, port, CERTIFICATE, checkpoint = sys.argv[1:]
@@ -303,6 +344,7 @@ def main():
     odd_pieces(server, checkpoint, random.Random(8))
     two_in_one_record(server)
     stream(server)
+    slow_readers(server, checkpoint)
     early_refusal(server)
     gone_while_waiting(server)
     late_bodies(server)
