@@ -46,7 +46,7 @@ const struct command commands[] = {
     {"lora", "load", "NAME DIR",
      "load an adapter, or its next revision; in front of engines it needs serve --adapter-dir, or "
      "--path",
-     2, 2, REPLY | BIT(OPT_PATH), cmd_lora_load},
+     2, 2, REPLY | BIT(OPT_PATH) | BIT(OPT_DELTA_FROM) | BIT(OPT_DELTA_BASE), cmd_lora_load},
     {"lora", "unload", "NAME", "unload an adapter", 1, 1, REPLY, cmd_lora_unload},
     {"lora", "list", "", "the adapters that are loaded", 0, 0, REPLY, cmd_lora_list},
     {"pause", NULL, "", "stop generation", 0, 0,

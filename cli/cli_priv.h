@@ -22,10 +22,12 @@
     X(OPT_JSON, "--json", "", "print the server's JSON as it came")                                \
     X(OPT_HELP, "--help", "", "this text")                                                         \
     X(OPT_VERSION, "--weight-version", "LABEL", "label that replies will carry")                   \
-    X(OPT_DELTA_FROM, "--delta-from", "LABEL", "the version that a delta builds on")               \
+    X(OPT_DELTA_FROM, "--delta-from", "LABEL|DIGEST",                                              \
+      "the version that a delta builds on; of an adapter the digest that its load printed")        \
     X(OPT_DELTA_BASE, "--delta-base", "FILE|DIR",                                                  \
-      "the checkpoint of that version: only what differs from it is sent, and all if that is not " \
-      "less, or if the server has another version, which is an error with --partial")              \
+      "the checkpoint of that version, or the directory of that adapter: only what differs from "  \
+      "it is sent, and all if that is not less, or if the server has another one, which is an "    \
+      "error with --partial")                                                                      \
     X(OPT_OUTPUT, "--output", "FILE", "the file to write; also -o FILE")                           \
     X(OPT_PARTIAL, "--partial", "", "tensors that are not sent stay as they are")                  \
     X(OPT_CONVERT, "--convert", "",                                                                \

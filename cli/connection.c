@@ -285,7 +285,7 @@ static const char *hint_of(const char *code, const char *param, const char *comm
         {"unauthorized", NULL, NULL, "give a key by --key-file FILE or BATON_API_KEY"},
         {"incomplete_update", NULL, "push", "--partial keeps the tensors that are not sent"},
         {"manifest_mismatch", "/dtypes", "push", "--convert converts float dtypes"},
-        {"unsupported_in_proxy_mode", "/delta", "push", NULL}, /* the message says what to do */
+        {"unsupported_in_proxy_mode", "/delta", NULL, NULL}, /* the message says what to do */
         {"unsupported_in_proxy_mode", NULL, "push",
          "--path lets engines that are batons or SGLang read the files themselves"},
         {"unsupported_in_proxy_mode", "/__metadata__", "lora load", NULL}, /* a delta */

@@ -248,6 +248,55 @@ same .base_changed true
 run 0 lora load shout "$MODEL/adapters/shout" --json
 same .warning null
 [[ ! -s $WORK/errors ]] || fail "a warning of a plain adapter: $(cat "$WORK/errors")"
+# what changed since a loaded revision, as two directories, as a delta file, and by its path
+run 0 lora load shout "$MODEL/adapters/shout"
+first=$(sed --quiet 's/.*, digest \([0-9a-f]\{64\}\)$/\1/p' "$WORK/body")
+[[ -n $first ]] || fail "no digest: $(cat "$WORK/body")"
+at=$(stat --format=%s "$MODEL/adapters/shout/adapter_model.safetensors")
+for name in next last; do
+  cp --recursive "$MODEL/adapters/shout" "$WORK/$name"
+  chmod --recursive u+w "$WORK/$name"
+  ((at -= 9))
+  printf "\1" | dd of="$WORK/$name/adapter_model.safetensors" bs=1 conv=notrunc status=none seek=$at
+done
+run 0 lora load other "$WORK/next" --json
+next=$(jq --raw-output .digest "$WORK/body")
+run 0 lora load other "$WORK/last" --json
+last=$(jq --raw-output .digest "$WORK/body")
+[[ $next != "$first" && $last != "$first" && $last != "$next" ]] || fail "the adapters are one: $first $next $last"
+run 0 lora load shout "$WORK/next" --delta-base "$MODEL/adapters/shout" --delta-from "$first"
+has "digest $next"
+[[ ! -s $WORK/errors ]] || fail "all was sent: $(cat "$WORK/errors")"
+run 0 lora load shout "$WORK/last" --delta-base "$MODEL/adapters/shout" --delta-from "$first" # it is not loaded any more
+has "digest $last"
+complains "all is sent, not a delta"
+complains "$first"
+run 1 lora load shout "$WORK/next" --delta-base "$MODEL/adapters/shout" --delta-from "$last" # not the files of that digest
+complains "checksum"
+for here in next last; do mkdir "$WORK/$here.delta" && cp "$WORK/$here/adapter_config.json" "$WORK/$here.delta"; done
+run 0 weights delta "$WORK/last/adapter_model.safetensors" "$WORK/next/adapter_model.safetensors" --delta-from "$last" \
+  -o "$WORK/next.delta/adapter_model.safetensors"
+run 0 weights delta "$WORK/next/adapter_model.safetensors" "$WORK/last/adapter_model.safetensors" \
+  -o "$WORK/last.delta/adapter_model.safetensors"
+run 0 lora load shout "$WORK/next.delta"
+has "digest $next"
+run 1 lora load shout "$WORK/next.delta" # its base is not loaded any more
+complains "$last"
+run 2 lora load shout "$WORK/last.delta"
+complains "it needs --delta-from"
+run 0 lora load shout "$WORK/last.delta" --delta-from "$next"
+has "digest $last"
+run 1 lora load shout "$WORK/next.delta" --path --delta-from "$last"
+complains "--allow-path"
+run 2 lora load shout "$WORK/next" --delta-from "$last"
+complains "--delta-from needs --delta-base"
+run 2 lora load shout "$WORK/next" --delta-base "$WORK/last"
+complains "it needs --delta-from"
+run 2 lora load shout "$WORK/next" --delta-base "$WORK/last" --path --delta-from "$last"
+complains "the server reads the files"
+run 2 lora load shout "$WORK/next" --delta-base "$WORK" --delta-from "$last"
+complains "adapter_model.safetensors"
+run 0 lora unload other
 run 0 lora unload shout
 run 0 lora unload ga
 
