@@ -28,6 +28,7 @@ struct adapter {
     char *block;                 /* owned; mapped */
     struct tensor_list *tensors; /* owned: one reference */
     uint64_t *places;            /* owned; [tensors->n_tensors]: offsets in the block */
+    struct checksum *sums;       /* owned; as `places` */
     char *config;                /* owned */
     char digest[ADAPTER_DIGEST_LEN + 1];
     struct adapter_pair pairs[]; /* [n_layers][ADAPTER_MODULE_COUNT] */
@@ -62,6 +63,7 @@ void adapter_free(struct adapter *a)
     }
     tensor_list_unref(a->tensors);
     free(a->places);
+    free(a->sums);
     free(a->config);
     free(a);
 }
@@ -74,6 +76,11 @@ struct tensor_list *adapter_tensors(const struct adapter *a)
 const void *adapter_bytes(const struct adapter *a, uint32_t i)
 {
     return a->block + a->places[i];
+}
+
+const struct checksum *adapter_checksums(const struct adapter *a)
+{
+    return a->sums;
 }
 
 const char *adapter_config_text(const struct adapter *a)
@@ -339,7 +346,8 @@ static int keep_tensors(struct adapter_builder *b, const struct tensor_list *ten
     uint32_t n = 0;
 
     a->places = malloc((size_t)b->n_tensors * sizeof *a->places);
-    if (a->places == NULL)
+    a->sums = malloc((size_t)b->n_tensors * sizeof *a->sums);
+    if (a->places == NULL || a->sums == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the names of an adapter");
     if (tensor_list_builder_new(&names, e) != 0)
         return -1;
@@ -602,6 +610,8 @@ struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter
     }
     (void)mprotect(a->block, a->nbytes_block, PROT_READ); /* a stray write crashes */
     make_digest(a, b->spec.model);
+    for (uint32_t i = 0; i < a->tensors->n_tensors; i++)
+        a->sums[i] = checksum_of(adapter_bytes(a, i), a->tensors->tensors[i].nbytes);
     if (report != NULL) {
         *report = b->report;
         memset(&b->report, 0, sizeof b->report);

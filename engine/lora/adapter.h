@@ -58,9 +58,11 @@ uint64_t adapter_nbytes(const struct adapter *a); /* what it takes from the syst
 const char *adapter_digest(const struct adapter *a);
 
 /* adapter_tensors - the tensors that it has, as they came; the adapter's own.
- * adapter_bytes - those of tensor i of them. */
+ * adapter_bytes - those of tensor i of them.
+ * adapter_checksums - of each of them; the adapter's own. */
 struct tensor_list *adapter_tensors(const struct adapter *a);
 const void *adapter_bytes(const struct adapter *a, uint32_t i);
+const struct checksum *adapter_checksums(const struct adapter *a);
 
 /* adapter_config_text - its adapter_config.json, as it came; the adapter's own. */
 const char *adapter_config_text(const struct adapter *a);

@@ -57,20 +57,14 @@ static int adapter_export_head(struct adapter_export *x, struct err *e)
 {
     const struct adapter *a = x->ref.adapter;
     const struct tensor_list *list = adapter_tensors(a);
-    struct checksum *sums = calloc(list->n_tensors, sizeof *sums);
-    json_t *metadata;
+    json_t *metadata = json_object_with(content_metadata(NULL, list, adapter_checksums(a)),
+                                        "baton.adapter_config",
+                                        json_string(adapter_config_text(a)));
     size_t nbytes = 0;
     int rc;
 
-    if (sums == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to send an adapter");
-    for (uint32_t i = 0; i < list->n_tensors; i++)
-        sums[i] = checksum_of(adapter_bytes(a, i), list->tensors[i].nbytes);
-    metadata = json_object_with(content_metadata(NULL, list, sums), "baton.adapter_config",
-                                json_string(adapter_config_text(a)));
     metadata = json_object_with(metadata, "baton.adapter_digest", json_string(adapter_digest(a)));
     rc = safetensors_head_make(&x->head, &nbytes, list->tensors, list->n_tensors, metadata, e);
-    free(sums);
     x->parts = (struct safetensors_parts){x->head, nbytes, list, adapter_export_tensor, x};
     return rc;
 }

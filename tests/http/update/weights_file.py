@@ -282,7 +282,7 @@ def whole(checkpoint, path):
         f.write(answer.headers["ETag"] + lease["digest"])
 
 
-def adapter(directory):
+def adapter(directory, pid):
     """An adapter as it was loaded: loaded under another name from its file, it is the same one."""
     with open(f"{directory}/adapter_model.safetensors", "rb") as f:
         raw = f.read()
@@ -322,7 +322,20 @@ def adapter(directory):
         text = json.dumps(head).encode()
         return load("large", struct.pack("<Q", len(text)) + text + body, json.dumps({**json.loads(config), "r": rank}))
 
+    def cpu_s(path):
+        """What the server computes for three hundred HEADs."""
+        def spent():
+            with open(f"/proc/{pid}/stat", encoding="ascii") as f:
+                return sum(map(int, f.read().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+        before = spent()
+        for _ in range(300):
+            HOST.ask("HEAD", path)
+        return spent() - before
+
     large(1)
+    small_s, large_s = cpu_s("/v1/lora_adapters/again"), cpu_s("/v1/lora_adapters/large")
+    check(large_s < 1.5 * small_s + 0.05, True, f"the bytes are not summed for each request: {large_s} s, of few bytes {small_s} s")
     file = HOST.ask("GET", "/v1/lora_adapters/large")[1]
     answer = HOST.begin("/v1/lora_adapters/large")
     check(large(2)["revision"], 2, "a revision while the one before is sent")

@@ -39,7 +39,7 @@ wait "$SERVER_PID" || fail "the server ended with $?"
 SERVER_PID=
 
 serve_model --max-lora-rank 1024
-reads adapter "$URL" "$MODEL/adapters/shout"
+reads adapter "$URL" "$MODEL/adapters/shout" "$SERVER_PID"
 stop_server
 
 # The same version has the same bytes on each host: after a restart too, and from GPUs.
