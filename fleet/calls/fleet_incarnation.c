@@ -26,3 +26,13 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstr
     return before->incarnation != now.incarnation || (before->synced && !now.synced) ||
            now.n_failures >= before->n_failures + FLEET_FAILURES_DOWN;
 }
+
+bool fleet_may_be_other(struct fleet_control *fc, struct upstream *upstream,
+                        const struct fleet_incarnation *before)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    return !info.alive || fleet_is_other_incarnation(fc, upstream, before) ||
+           (before->process[0] != '\0' && info.n_failures != before->n_failures);
+}

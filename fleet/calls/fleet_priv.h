@@ -113,11 +113,15 @@ struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *nam
 
 /* fleet_incarnation_of - what identifies an engine's process now.
  * fleet_is_other_incarnation - has the process changed since? One that does not name itself counts
- * as changed if it was away. */
+ * as changed if it was away.
+ * fleet_may_be_other - may it have, though nothing has shown it yet: is it down, or has a request
+ * to one that names itself failed since? Then it is asked. */
 void fleet_incarnation_of(struct fleet_control *fc, struct upstream *upstream,
                           struct fleet_incarnation *out);
 bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstream,
-                                const struct fleet_incarnation *incarnation);
+                                const struct fleet_incarnation *before);
+bool fleet_may_be_other(struct fleet_control *fc, struct upstream *upstream,
+                        const struct fleet_incarnation *before);
 
 /* ---- pauses ---- */
 

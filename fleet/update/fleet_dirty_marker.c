@@ -52,12 +52,11 @@ static bool has_our_marker(const struct fleet_part *p)
     return part_reports(p, p->update_id);
 }
 
-bool fleet_part_is_alive(struct fleet_control *fc, const struct fleet_part *p)
+static void set_restarted(const struct fleet_part *p, struct err *out)
 {
-    struct upstream_info info;
-
-    fleet_info(fleet_of(fc), p->upstream, &info);
-    return info.alive;
+    (void)err_set(out, ERR_UPSTREAM, "",
+                  "%.200s: it was restarted, or was not reachable, in the middle of the update",
+                  upstream_name(p->upstream));
 }
 
 /* ---- before the first byte ---- */
@@ -151,23 +150,18 @@ static bool may_be_replaced(const struct fleet_part *p, const void *arg)
 {
     struct fleet_control *const *fc = arg;
 
-    return can_have_marker(p, NULL) &&
-           (!fleet_part_is_alive(*fc, p) ||
-            fleet_is_other_incarnation(*fc, p->upstream, &p->incarnation));
+    return can_have_marker(p, NULL) && fleet_may_be_other(*fc, p->upstream, &p->incarnation);
 }
 
 /* Of one that does not name its process, failed requests count only after it got our marker: it may
  * have been asked to wait before that. */
-static void on_marker_set(struct fleet_part *p, struct fleet_result *result, void *fc)
+static void on_marker_set(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
-    uint64_t incarnation = p->incarnation.incarnation;
-
+    (void)arg;
     if (refuses_labels(result))
         return;
-    if (p->no_process_id && result_ok(result)) {
-        fleet_incarnation_of(fc, p->upstream, &p->incarnation);
-        p->incarnation.incarnation = incarnation;
-    }
+    if (p->no_process_id && result_ok(result))
+        part_note_same(p, false);
     p->may_have_marker = fleet_result_may_have_run(result);
     p->label_read = false;
     if (result->outcome == FLEET_UNKNOWN)
@@ -190,7 +184,6 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
                              .args = &args,
                              .select = can_have_marker,
                              .on_result = on_marker_set,
-                             .arg = fc,
                              .before_bytes = true};
 
     if (fanout_apply(fc, s, &again, e) < 0)
@@ -277,7 +270,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 struct label_check {
     enum { CHECK_TENSORS, CHECK_FINISH, CHECK_FINISHED, CHECK_RESUMED, CHECK_LABELLED } when;
     const char *label; /* the new version */
-    bool only_down;
+    bool only_doubtful;
     struct fleet_control *fc;
 };
 
@@ -287,7 +280,7 @@ static bool is_to_check(const struct fleet_part *p, const void *arg)
     const struct label_check *c = arg;
     bool may_be_other = p->no_process_id && (!part_is_unchanged(p) || p->may_have_marker);
 
-    if (c->only_down && fleet_part_is_alive(c->fc, p))
+    if (c->only_doubtful && !fleet_may_be_other(c->fc, p->upstream, &p->incarnation))
         return false;
     switch (c->when) {
     case CHECK_TENSORS:
@@ -312,16 +305,16 @@ static bool lacks_label(const struct fleet_part *p, const void *arg)
     return part_has_finished(p) && part_needs_start(p) && has_our_marker(p);
 }
 
-/* An engine that was given no marker may report no version. One with our marker is the process that
- * was prepared, whatever was thought of it meanwhile, if it does not name it. */
+/* An engine that was given no marker may report no version. One with our marker was the process
+ * that was prepared, whatever was thought of it when it was asked. */
 static void on_label_checked(struct fleet_part *p, struct fleet_result *result, void *arg)
 {
     const struct label_check *c = arg;
     struct err why = {0};
 
     read_label(p, result);
-    if (c->when < CHECK_FINISHED && p->no_process_id && has_our_marker(p))
-        fleet_incarnation_of(c->fc, p->upstream, &p->incarnation);
+    if (c->when < CHECK_FINISHED && has_our_marker(p))
+        part_note_same(p, !c->only_doubtful);
     if (part_reports(p, c->when < CHECK_FINISHED ? p->update_id : c->label) ||
         (c->when >= CHECK_FINISHED && c->when < CHECK_LABELLED && lacks_label(p, NULL)))
         return;
@@ -359,13 +352,40 @@ static int check_labels(struct fleet_control *fc, struct fleet_session *s, struc
     return fanout_apply(fc, s, &f, e);
 }
 
-/* Another engine may have kept the others waiting for long since that check. One that is down by
- * now is asked again: another process may answer there, which no probe has seen yet. */
-static int check_labels_of_down(struct fleet_control *fc, struct fleet_session *s,
-                                struct label_check c, struct err *e)
+/* Another engine may have kept the others waiting for long since that check. One that failed
+ * meanwhile is asked again: another process may answer there, which no probe has seen yet. */
+static int check_doubtful_labels(struct fleet_control *fc, struct fleet_session *s,
+                                 struct label_check c, struct err *e)
 {
-    c.only_down = true;
+    c.only_doubtful = true;
     return check_labels(fc, s, c, e);
+}
+
+/* Without a marker only its name tells one process from another. */
+static bool is_to_name(const struct fleet_part *p, const void *arg)
+{
+    struct fleet_control *const *fc = arg;
+
+    return !p->two_phase && !p->out && !p->may_have_marker &&
+           fleet_may_be_other(*fc, p->upstream, &p->incarnation);
+}
+
+static void on_named(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    struct upstream_report report = {0};
+    struct err why = result->why;
+
+    (void)arg;
+    if (result->outcome == FLEET_OK)
+        (void)api_read_report(&report, upstream_kind(p->upstream), API_GET_STATUS, result->status,
+                              result->text, result->text_len, &why);
+    if (report.process[0] != '\0' && strcmp(report.process, p->incarnation.process) == 0) {
+        part_note_same(p, false);
+        return;
+    }
+    if (why.code == ERR_NONE)
+        set_restarted(p, &why);
+    part_drop(p, FLEET_UNKNOWN, result->status, &why);
 }
 
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
@@ -382,11 +402,19 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 
 int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    int n_down = check_labels_of_down(fc, s, (struct label_check){.when = CHECK_FINISH}, e);
-    bool any = n_down > 0;
+    const struct fanout name = {.is_query = true,
+                                .query = API_GET_STATUS,
+                                .select = is_to_name,
+                                .on_result = on_named,
+                                .arg = &fc};
+    int n_named = fanout_apply(fc, s, &name, e), n_marked = -1;
+    bool any;
 
-    if (n_down < 0)
+    if (n_named >= 0)
+        n_marked = check_doubtful_labels(fc, s, (struct label_check){.when = CHECK_FINISH}, e);
+    if (n_marked < 0)
         return -1;
+    any = n_named + n_marked > 0;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++) {
         struct fleet_part *p = &s->parts[i];
@@ -394,9 +422,7 @@ int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, stru
 
         if (p->two_phase || p->out || !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
-        (void)err_set(&why, ERR_UPSTREAM, "",
-                      "%.200s: it was restarted, or was not reachable, in the middle of the update",
-                      upstream_name(p->upstream));
+        set_restarted(p, &why);
         part_drop(p, FLEET_UNKNOWN, 0, &why);
         any = true;
     }
@@ -446,7 +472,7 @@ void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s, boo
             fleet_switch_confirm(fc, s, &s->parts[i]);
     (void)check_labels(fc, s, c, &ignored);
     err_clear(&ignored);
-    (void)check_labels_of_down(fc, s, c, &ignored);
+    (void)check_doubtful_labels(fc, s, c, &ignored);
     for (size_t i = 0; i < s->n_parts; i++) /* and are back, without the update */
         if (lacks_label(&s->parts[i], NULL))
             fleet_fence_restarted(fc, &s->parts[i]);

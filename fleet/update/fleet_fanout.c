@@ -53,6 +53,7 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
     b->n = 0;
     for (size_t i = 0; i < s->n_parts; i++)
         if (f->select(&s->parts[i], f->arg)) {
+            fleet_incarnation_of(fc, s->parts[i].upstream, &s->parts[i].asked);
             batch_add(b, s, i, f->of != NULL ? &f->of[i] : f->args);
             b->targets[b->n - 1].ctx.has_begun |= f->has_begun;
         }

@@ -44,6 +44,14 @@ void part_drop_failed(struct fleet_part *p, const struct fleet_result *result)
         part_drop(p, result->outcome, result->status, &result->why);
 }
 
+void part_note_same(struct fleet_part *p, bool whatever)
+{
+    p->incarnation.n_failures = p->asked.n_failures;
+    p->incarnation.synced = p->asked.synced;
+    if (whatever)
+        p->incarnation.incarnation = p->asked.incarnation;
+}
+
 void part_set_in_doubt(struct fleet_part *p, const struct err *why)
 {
     p->weights = PART_TORN;

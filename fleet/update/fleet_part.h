@@ -79,8 +79,9 @@ struct fleet_part {
     enum api_names names;             /* of its parameters */
     bool names_known;                 /* it was asked; else they are plain */
     struct fleet_incarnation
-        incarnation; /* when it began to be prepared, or its marker was last
-                        read; two-phase: when its first tensors were sent, and then its finish */
+        incarnation; /* when it began to be prepared, or was last asked for its marker and had it;
+                        two-phase: when its first tensors were sent, and then its finish */
+    struct fleet_incarnation asked; /* when it was asked last: of that process is the answer */
     char old_label[API_VERSION_MAX +
                    1]; /* the version that it reported before it was marked; "": none */
     char label[API_VERSION_MAX + 1];       /* the version that it reported last */
@@ -110,6 +111,10 @@ void part_finish(struct fleet_part *p);
 void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
 void part_drop_failed(struct fleet_part *p, const struct fleet_result *result);
 void part_set_in_doubt(struct fleet_part *p, const struct err *why);
+
+/* part_note_same - it has shown that it was the prepared process when it was asked: failures of
+ * before then say nothing. @whatever  was thought of it by then */
+void part_note_same(struct fleet_part *p, bool whatever);
 
 /* part_is_unchanged - does it serve what it served before the update?
  * part_has_finished - does it have the new version, and still take part?

@@ -80,10 +80,6 @@ bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
                       const struct api_tensors *tensors, struct err *e);
 
-/* fleet_part_is_alive - does its engine answer? What is known of one that is down may be of the
- * process before. */
-bool fleet_part_is_alive(struct fleet_control *fc, const struct fleet_part *p);
-
 /* fleet_read_configs - ask the engines that may call their parameters otherwise than a checkpoint
  * does, once in each update, and drop those that do not say, or whose names are not known; and, in
  * a partial update, those that may change what it does not bring (api_check_partial). The caller
@@ -138,8 +134,9 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 
 /* fleet_drop_restarted - drop the engines whose process is another one than the one that was
  * prepared, and fence them: the new one runs and has no marker, so tensors would change what it
- * serves, a finish would name it, and nothing would show either. One that is down is asked whether
- * it has our marker still. No lock held. Blocks: up to the time of a step, if any is down.
+ * serves, a finish would name it, and nothing would show either. One that may be another one is
+ * asked for our marker, or for its process if it has none; one that tells neither is dropped. No
+ * lock held. Blocks: up to the time of two steps, if any may be another one.
  * Errors: as fleet_check_dirty_markers. */
 int fleet_drop_restarted(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 

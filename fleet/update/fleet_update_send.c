@@ -16,21 +16,37 @@
 
 struct pause_filter {
     struct fleet_control *fc;
-    bool down; /* only those that are down */
+    bool again; /* only those that may have been replaced since */
 };
 
 /* An engine that overwrites its weights, and neither is paused nor sleeps. Any pause of this
- * server will do, but for one that is out of step: clients may have resumed it; or one that is
- * down: another process may answer there, which no probe has seen yet. */
+ * server will do, but for one that is out of step: clients may have resumed it. */
 static bool is_running(const struct fleet_part *p, const void *arg)
 {
     const struct pause_filter *l = arg;
 
     if (p->two_phase || p->out || l->fc->sleep.weights || l->fc->sleep.kv)
         return false;
-    if (l->down)
-        return !fleet_part_is_alive(l->fc, p);
+    if (l->again)
+        return fleet_may_be_other(l->fc, p->upstream, &p->incarnation);
     return !(p->before == PART_WAS_IN_STEP && upstream_have(p->upstream).gate == GATE_PAUSED);
+}
+
+static int pause_running(struct fleet_control *fc, struct fleet_session *s, bool again,
+                         struct err *e)
+{
+    struct api_args args[FLEET_MAX];
+    struct pause_filter filter = {.fc = fc, .again = again};
+    const struct fanout f = {.op = API_PAUSE,
+                             .of = args,
+                             .select = is_running,
+                             .arg = &filter,
+                             .before_bytes = true,
+                             .patient = fc->cfg.finishes}; /* requests may run for long */
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        args[i] = (struct api_args){.pause = fleet_drain_pause(fc, &s->parts[i])};
+    return fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
 }
 
 /* A resume does not touch these engines any more once this has begun (prepare_begun). What need not
@@ -39,18 +55,8 @@ static bool is_running(const struct fleet_part *p, const void *arg)
 static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
                        const struct api_tensors *tensors, struct err *e)
 {
-    struct api_args args[FLEET_MAX];
-    struct pause_filter filter = {.fc = fc};
-    const struct fanout f = {.op = API_PAUSE,
-                             .of = args,
-                             .select = is_running,
-                             .arg = &filter,
-                             .before_bytes = true,
-                             .patient = fc->cfg.finishes}; /* requests may run for long */
     int rc = -1;
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        args[i] = (struct api_args){.pause = fleet_drain_pause(fc, &s->parts[i])};
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
     if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
@@ -58,9 +64,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
             mtx_lock(&fc->lock);
             s->pausing = true;
             mtx_unlock(&fc->lock);
-            rc = fanout_apply(fc, s, &f, e);
-            filter.down = true; /* once more: another one may have kept them waiting for long */
-            rc = rc < 0 || fanout_apply(fc, s, &f, e) < 0 ? -1 : 0;
+            rc = pause_running(fc, s, false, e);
         }
         fleet_pause_unlock(fc);
     }
@@ -106,7 +110,7 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
         pause_parts(fc, s, tensors, e) == 0) {
         fleet_drain_note_overwrites(fc, s);
         if (check_not_cut(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0 &&
-            check_not_cut(fc, s, e) == 0)
+            check_not_cut(fc, s, e) == 0 && pause_running(fc, s, true, e) == 0)
             rc = fleet_start_parts(fc, s, tensors, e);
     }
     if (rc == 0) {

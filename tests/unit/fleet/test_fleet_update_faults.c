@@ -472,6 +472,121 @@ static void test_one_that_restarts_while_it_is_paused_is_paused_again(void **sta
     }
 }
 
+/* The next one of them, when the first gets its marker. */
+static void restart_before_its_marker(void)
+{
+    struct err why = {0};
+    size_t next = 0;
+
+    for (size_t i = 0; i < ENGINES; i++) {
+        const struct engine *g = &w.engines[i];
+
+        if (g->chunks != 0)
+            assert_true(g->paused);
+        if (g->process > 0)
+            return;
+        next = g->n_asked[API_SET_VERSION] > 0 ? (i + 1) % ENGINES : next;
+    }
+    if (w.fc->session == NULL ||
+        !fleet_is_dirty_marker(w.engines[next > 0 ? next - 1 : ENGINES - 1].label))
+        return;
+    (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
+    fleet_probe_failed(w.fleet, engine_at(w.fleet, next), true, &why);
+    engine_restart(&w.engines[next]);
+}
+
+static void test_one_that_restarts_before_its_marker_is_paused_again(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        unsigned n_restarted = 0;
+
+        update_begin(kinds[k]);
+        w.check = restart_before_its_marker;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        for (size_t i = 0; i < ENGINES; i++)
+            n_restarted += w.engines[i].process;
+        assert_int_equal(n_restarted, 1);
+        world_fini();
+    }
+}
+
+/* What happens to the last engine behind its first tensors, which no probe has seen: requests to it
+ * fail. */
+static struct behind {
+    bool refused, restarts;
+    unsigned n_failures;
+} behind;
+
+static void fail_behind_tensors(void)
+{
+    struct engine *g = &w.engines[ENGINES - 1];
+    struct err why = {0};
+
+    for (size_t i = 0; i < ENGINES; i++)
+        if (w.engines[i].n_asked[API_UPDATE_WEIGHTS] == 0)
+            return;
+    (void)err_set(&why, ERR_UPSTREAM_TIMEOUT, "", "it failed");
+    for (; behind.n_failures > 0; behind.n_failures--)
+        fleet_probe_failed(w.fleet, engine_at(w.fleet, ENGINES - 1), behind.refused, &why);
+    if (!behind.restarts)
+        return;
+    behind.restarts = g->open = g->paused = false;
+    g->process++;
+    g->version = 0;
+    g->chunks = 0;
+    (void)snprintf(g->label, sizeof g->label, "v0");
+}
+
+/* Its marker tells whether it is the same, or its name if it takes none. */
+static void test_one_that_fails_behind_its_tensors_is_asked_who_it_is(void **state)
+{
+    static const struct behind of[] = {
+        {.refused = true, .restarts = true, .n_failures = 1},
+        {.restarts = true, .n_failures = 1},
+        {.restarts = true, .n_failures = FLEET_FAILURES_DOWN},
+        {.n_failures = 1},
+        {.n_failures = FLEET_FAILURES_DOWN},
+    };
+
+    (void)state;
+    for (size_t k = 0; k < 2 * sizeof of / sizeof of[0]; k++) {
+        struct engine *g = &w.engines[ENGINES - 1];
+
+        update_begin(UPSTREAM_VLLM);
+        g->lacks_label = k % 2 != 0;
+        behind = of[k / 2];
+        w.check = fail_behind_tensors;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        assert_int_equal(g->n_asked[API_UPDATE_WEIGHTS], of[k / 2].restarts ? 1 : CHUNKS);
+        w.check = NULL;
+        probe_all();
+        assert_int_equal(fleet_serves(w.fleet, engine_at(w.fleet, ENGINES - 1)),
+                         !of[k / 2].restarts);
+        world_fini();
+    }
+}
+
+/* It says neither: then it is not known whether it is. */
+static void test_one_that_can_tell_nothing_is_out_once_it_is_down(void **state)
+{
+    struct engine *g = &w.engines[ENGINES - 1];
+
+    (void)state;
+    for (int down = 0; down < 2; down++) {
+        update_begin(UPSTREAM_SGLANG);
+        g->lacks_label = true;
+        g->label[0] = '\0';
+        behind = (struct behind){.refused = down, .n_failures = 1};
+        w.check = fail_behind_tensors;
+        assert_int_equal(update_run(1, CHUNKS), 0);
+        assert_int_equal(g->n_asked[API_UPDATE_WEIGHTS], down ? 1 : CHUNKS);
+        world_fini();
+    }
+}
+
 static void test_its_version_is_that_of_the_process_that_is_marked(void **state)
 {
     struct engine *g = &w.engines[ENGINES - 1];
@@ -581,6 +696,9 @@ int main(void)
         cmocka_unit_test(test_one_that_is_slow_while_it_is_paused_gets_its_tensors),
         cmocka_unit_test(test_one_that_restarts_before_its_first_byte_gets_none),
         cmocka_unit_test(test_one_that_restarts_while_it_is_paused_is_paused_again),
+        cmocka_unit_test(test_one_that_restarts_before_its_marker_is_paused_again),
+        cmocka_unit_test(test_one_that_fails_behind_its_tensors_is_asked_who_it_is),
+        cmocka_unit_test(test_one_that_can_tell_nothing_is_out_once_it_is_down),
         cmocka_unit_test(test_its_version_is_that_of_the_process_that_is_marked),
         cmocka_unit_test(test_an_engine_that_restarts_before_the_commit_is_fenced),
         cmocka_unit_test(test_a_version_that_no_process_has_any_more_is_an_error),

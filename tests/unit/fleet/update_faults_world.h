@@ -49,6 +49,7 @@ enum {
 struct engine {
     enum upstream_kind kind;
     bool knows_start; /* else an SGLang of an old release */
+    bool lacks_label; /* it has no route to set its version */
     unsigned process;
     char label[API_VERSION_MAX + 1];
     int version;     /* of the weights that it had before `chunks` came; TORN: of none */
@@ -373,6 +374,8 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
         g->paused = false;
         return 200;
     case API_SET_VERSION:
+        if (g->lacks_label)
+            return 405;
         (void)snprintf(g->label, sizeof g->label, "%s", label);
         return 200;
     default:
@@ -454,6 +457,8 @@ static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet
 static void answer_query(struct fleet_result *r, enum api_query q, const struct fleet_target *t)
 {
     const struct engine *g = &w.engines[index_of(w.fleet, t->upstream)];
+    char process[FLEET_LABEL_MAX + 1];
+    int len;
 
     r->upstream = upstream_ref(t->upstream);
     if (chance(w.fault_percent)) {
@@ -462,6 +467,13 @@ static void answer_query(struct fleet_result *r, enum api_query q, const struct 
     }
     r->outcome = FLEET_OK;
     r->status = 200;
+    if (q == API_GET_STATUS && g->kind == UPSTREAM_VLLM) {
+        process_name(g, process, sizeof process);
+        len = asprintf(&r->text, "#\nprocess_start_time_seconds %s\n", process);
+        assert_true(len > 0);
+        r->text_len = (size_t)len;
+        return;
+    }
     set_text(r, json_pack("{s:s, s:i, s:o}", "weight_version", g->label, "tp_size", 1, "update",
                           q == API_GET_STATUS && g->open ? json_pack("{s:s}", "update_id", "upd")
                                                          : json_null()));
