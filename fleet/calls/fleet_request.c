@@ -164,12 +164,13 @@ static void check_done(enum api_op op, const struct fleet_target *target,
                   upstream_name(target->upstream), result->status, why.msg, words);
 }
 
-/* Not what it refused because of our client, nor an answer that was not waited for. */
+/* Not what it refused because of our client, or as it has no such route, nor an answer that was not
+ * waited for. */
 static bool is_engines_failure(const struct fleet_result *result, const struct fleet_target *target)
 {
     bool given_up = target->given_up != NULL && __atomic_load_n(target->given_up, __ATOMIC_ACQUIRE);
 
-    return !result_ok(result) && !given_up &&
+    return !result_ok(result) && !fleet_result_lacks_route(result) && !given_up &&
            (result->why.code == ERR_UPSTREAM || result->why.code == ERR_UPSTREAM_TIMEOUT);
 }
 
@@ -221,8 +222,6 @@ static void apply_answer(struct fleet_control *fc, enum api_op op,
     if (!fleet_answer(f, target->upstream, op, args_of(target), before,
                       answer_of(op, result, absent), digest))
         set_other_files(result, digest);
-    if ((op == API_RESUME || op == API_WAKE) && result->outcome == FLEET_OK)
-        fleet_released(f, target->upstream);
     if (absent) {
         result->outcome = FLEET_SKIPPED;
         err_clear(&result->why);

@@ -139,6 +139,11 @@ bool fleet_result_may_have_run(const struct fleet_result *result)
     return true;
 }
 
+bool fleet_result_lacks_route(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_REFUSED && (result->status == 404 || result->status == 405);
+}
+
 const struct fleet_result *fleet_results_cause(const struct fleet_results *results)
 {
     const struct fleet_result *cause = NULL;

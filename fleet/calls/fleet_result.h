@@ -70,6 +70,9 @@ enum have_answer fleet_result_answer(const struct fleet_result *result);
  * it by a status that precedes any work (401, 403, 404, 405, 413, 415, 421). */
 bool fleet_result_may_have_run(const struct fleet_result *result);
 
+/* fleet_result_lacks_route - was it refused as if the engine had no such route (404, 405)? */
+bool fleet_result_lacks_route(const struct fleet_result *result);
+
 /* fleet_results_cause - the failure to report to the client: a refusal, which has a reason, before
  * a missing reply. NULL: none failed. */
 const struct fleet_result *fleet_results_cause(const struct fleet_results *results);

@@ -124,9 +124,6 @@ void fleet_probe_ok(struct fleet *f, struct upstream *upstream,
  * @identity  as in upstream_report */
 bool fleet_reject_alias(struct fleet *f, struct upstream *upstream, const char *identity);
 
-/* fleet_released - it was resumed or woken: it is not held any more. Threads: any. */
-void fleet_released(struct fleet *f, struct upstream *upstream);
-
 /* fleet_doubt - the operation is about to be sent to the engine: what it changes there is unknown
  * until fleet_answer, which each call of this needs, also if nothing was sent in the end.
  * @args    NULL: none

@@ -93,16 +93,24 @@ static bool answer_changes_rotation(enum api_op op)
            op == API_LOAD_ADAPTER || op == API_UNLOAD_ADAPTER;
 }
 
+static void set_released(struct upstream *u)
+{
+    u->report.held = NULL;
+    u->report.held_by_fence = false;
+}
+
 /* With other files it is as if it had not answered. */
 bool fleet_answer(struct fleet *f, struct upstream *u, enum api_op op, const struct api_args *args,
                   const struct have_before *before, enum have_answer answer, const char *digest)
 {
-    bool same;
+    bool same, is_process;
 
     mtx_lock(&f->lock);
+    is_process = before->incarnation == u->incarnation;
     same = fleet_adapter_is_same_locked(f, op, args, digest);
-    have_answer(&u->have, op, args, before, same ? answer : HAVE_LOST,
-                before->incarnation == u->incarnation);
+    have_answer(&u->have, op, args, before, same ? answer : HAVE_LOST, is_process);
+    if ((op == API_RESUME || op == API_WAKE) && answer == HAVE_GOOD && is_process)
+        set_released(u);
     if (op == API_START_UPDATE && answer == HAVE_LOST)
         u->own_start_lost_us = clock_now_us();
     if (before->adapter != NULL)
@@ -249,15 +257,6 @@ void fleet_found_awake(struct fleet *f, struct upstream *u, uint64_t change)
     fleet_change_end(f);
 }
 
-void fleet_released(struct fleet *f, struct upstream *u)
-{
-
-    fleet_change_begin(f);
-    u->report.held = NULL;
-    u->report.held_by_fence = false;
-    fleet_change_end(f);
-}
-
 static bool is_same_locked(const struct upstream *u, const char *process)
 {
     return u->report.process[0] == '\0' || strcmp(process, u->report.process) == 0;
@@ -286,8 +285,7 @@ bool fleet_check_process(struct fleet *f, struct upstream *u, uint64_t incarnati
         note_restart_locked(u);
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
         u->report.label[0] = u->report.not_ready[0] = u->report.identity[0] = '\0';
-        u->report.held = NULL;
-        u->report.held_by_fence = false;
+        set_released(u);
         u->label_known = false;
     }
     fleet_change_end(f);

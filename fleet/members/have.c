@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <stddef.h>
+#include <string.h>
 
 void have_init(struct engine_have *have)
 {
@@ -298,6 +299,12 @@ void have_missed_sleep(struct engine_have *have, bool asleep, const struct api_s
         have_fault(have, asleep ? FAULT_SLEEP_MISSED : FAULT_WAKE_MISSED);
     if (!asleep && have->weights.fault != FAULT_SLEEP_MISSED) /* else it was never asked to sleep */
         have_missed_wake(have, of);
+}
+
+bool have_sleeps_by_client(const struct engine_have *have, const struct upstream_report *report)
+{
+    return !have->sleep.slept && !have->sleep.missed && report->held != NULL &&
+           strcmp(report->held, "asleep") == 0;
 }
 
 void have_version(struct engine_have *have, uint64_t serial)

@@ -172,6 +172,10 @@ void have_version(struct engine_have *have, uint64_t serial);
 /* have_fault - a fault of the process that is there now. */
 void have_fault(struct engine_have *have, enum weights_fault fault);
 
+/* have_sleeps_by_client - it reports that it sleeps, and has answered no sleep of this server: it
+ * is shown, and woken when a client asks for it, or before an update. */
+bool have_sleeps_by_client(const struct engine_have *have, const struct upstream_report *report);
+
 static inline bool sleep_is_doubted(enum sleep_fact fact)
 {
     return fact == SLEEP_UNKNOWN || fact == SLEEP_ASLEEP;

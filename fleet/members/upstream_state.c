@@ -56,7 +56,11 @@ static void describe_asleep(const struct fleet *f, const struct upstream *u, str
 {
     struct api_sleep to_wake = fleet_to_wake(f, u);
 
-    if (to_wake.weights || to_wake.kv)
+    if (have_sleeps_by_client(&u->have, &u->report))
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it is asleep, and not by this server: POST /v1/wake wakes it, and the next "
+                      "update does");
+    else if (to_wake.weights || to_wake.kv)
         (void)err_set(out, ERR_UNSYNCED, "",
                       "it may be asleep while the fleet is awake: it is woken, and serves once "
                       "that has succeeded");

@@ -103,8 +103,7 @@ static bool needs_close(const struct fleet_part *p, const void *arg)
 
 static bool lacks_route(const struct fleet_part *p, const struct fleet_result *result)
 {
-    return p->no_process_id && result->outcome == FLEET_REFUSED &&
-           (result->status == 404 || result->status == 405);
+    return p->no_process_id && fleet_result_lacks_route(result);
 }
 
 /* Else the answer is not looked at: if no update was open, the start that follows, or the tensors,

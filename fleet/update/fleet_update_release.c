@@ -72,10 +72,8 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
  * one that has no start 404. Another refusal may be that of a proxy, or of a key. */
 static bool says_none_open(const struct fleet_part *p, const struct fleet_result *result)
 {
-    bool lacks_route = result->status == 404 || result->status == 405;
-
-    return result->outcome == FLEET_REFUSED &&
-           (result->status == 400 || result->status == 500 || (p->no_process_id && lacks_route));
+    return (result->outcome == FLEET_REFUSED && (result->status == 400 || result->status == 500)) ||
+           (p->no_process_id && fleet_result_lacks_route(result));
 }
 
 /* An engine that was started and got no tensors gets a finish without a version, which changes

@@ -56,9 +56,9 @@ static bool has_no_cache(enum api_op op, bool may_lack_route, const struct fleet
 {
     bool optional = op != API_RESET_PREFIX_CACHE || may_lack_route;
 
-    return result->outcome == FLEET_REFUSED &&
-           ((op == API_RESET_STORAGE_CACHE && result->status == 400) ||
-            (optional && (result->status == 404 || result->status == 405)));
+    return (result->outcome == FLEET_REFUSED && op == API_RESET_STORAGE_CACHE &&
+            result->status == 400) ||
+           (optional && fleet_result_lacks_route(result));
 }
 
 /* Did it fail, other than by an SGLang's refusal while it holds requests? */

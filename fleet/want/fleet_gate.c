@@ -117,14 +117,6 @@ static enum step pause_step_locked(struct fleet_control *fc, struct upstream *up
     return step_of_other(fc, info);
 }
 
-/* It reports that it sleeps, and has answered no sleep of this server: it is shown, and woken when
- * a client asks for it, or before an update. */
-static bool is_asleep_by_client(const struct upstream_info *info)
-{
-    return !info->have.sleep.slept && !info->have.sleep.missed && info->report.held != NULL &&
-           strcmp(info->report.held, "asleep") == 0;
-}
-
 /* One that missed the sleep of all: not at level 2, by which it would lose its weights, and not one
  * that hides whether it sleeps already. An update wakes by itself the engines that take part. */
 static enum step sleep_step_locked(struct fleet_control *fc, struct upstream *upstream,
@@ -136,7 +128,7 @@ static enum step sleep_step_locked(struct fleet_control *fc, struct upstream *up
         !retry_is_due(&fleet_engine(upstream)->retry[ASPECT_SLEEP]))
         return STEP_NONE;
     if (info->to_wake.weights || info->to_wake.kv)
-        return is_asleep_by_client(info) ? STEP_NONE : STEP_WAKE;
+        return have_sleeps_by_client(&info->have, &info->report) ? STEP_NONE : STEP_WAKE;
     return all_sleep && !info->fenced && !upstream_caps_of(upstream)->hides_pause &&
                    (info->have.sleep.weights != SLEEP_ASLEEP || info->have.sleep.kv != SLEEP_ASLEEP)
                ? STEP_SLEEP
@@ -312,8 +304,8 @@ bool fleet_lacks_wake(struct fleet_control *fc, const struct fleet_result *resul
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), result->upstream, &info);
-    return result->outcome == FLEET_REFUSED && (result->status == 404 || result->status == 405) &&
-           !upstream_caps_of(result->upstream)->two_phase && have_may_lack_wake(&info.have);
+    return fleet_result_lacks_route(result) && !upstream_caps_of(result->upstream)->two_phase &&
+           have_may_lack_wake(&info.have);
 }
 
 static void fleet_gate_note_answer(struct fleet_control *fc, enum step step,
@@ -324,7 +316,7 @@ static void fleet_gate_note_answer(struct fleet_control *fc, enum step step,
 
     fleet_info(fleet_of(fc), upstream, &info);
     if (step == STEP_PAUSE ? info.have.gate == GATE_PAUSED
-                           : step == STEP_SLEEP && result_ok(result))
+                           : step == STEP_SLEEP && have_is_asleep(&info.have))
         fleet_confirm_quiesced(fleet_of(fc), upstream, info.incarnation);
     else if (step == STEP_WAKE && fleet_lacks_wake(fc, result))
         fleet_found_awake(fleet_of(fc), upstream, info.have.change);

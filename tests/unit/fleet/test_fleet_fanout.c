@@ -18,6 +18,7 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
                          struct fleet_results *results, struct err *e);
 __typeof__(fleet_fence) __wrap_fleet_fence;
+__typeof__(fleet_incarnation_of) __wrap_fleet_incarnation_of;
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 
 struct world {
@@ -60,6 +61,7 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
         char answer = world->answers[part];
 
         world->asked[part] = answer;
+        assert_int_equal(world->s->parts[part].asked.incarnation, 7);
         results->list[i] = (struct fleet_result){.upstream = upstream_ref(targets[i].upstream),
                                                  .outcome = answer == 'g' ? FLEET_OK
                                                                           : FLEET_REFUSED};
@@ -69,6 +71,15 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
             assert_int_not_equal(world->taken[part], '.'); /* the next has not answered yet */
     }
     return 0;
+}
+
+/* What the answer belongs to is noted before the request. */
+void __wrap_fleet_incarnation_of(struct fleet_control *fc, struct upstream *upstream,
+                                 struct fleet_incarnation *out)
+{
+    (void)fc;
+    (void)upstream;
+    *out = (struct fleet_incarnation){.incarnation = 7};
 }
 
 void __wrap_fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *why)

@@ -38,6 +38,28 @@ static void test_a_resync_by_an_earlier_report_is_refused(void **cmocka_state)
     fleet_free(f);
 }
 
+/* A client has paused it; the resume of the process before says nothing of that. */
+static void test_a_late_resume_does_not_release_the_next_process(void **cmocka_state)
+{
+    struct upstream_report report = {.process = "p", .held = "paused"};
+    struct fleet *f = fleet_alive(2);
+    struct have_before before;
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    for (int other = 0; other < 2; other++) {
+        fleet_probe_ok(f, engine_at(f, 0), &report);
+        fleet_doubt(f, engine_at(f, 0), API_RESUME, NULL, &before);
+        if (other)
+            memcpy(report.process, "q", sizeof "q");
+        fleet_probe_ok(f, engine_at(f, 0), &report);
+        fleet_answer(f, engine_at(f, 0), API_RESUME, NULL, &before, HAVE_GOOD, NULL);
+        fleet_info(f, engine_at(f, 0), &info);
+        assert_int_equal(info.report.held != NULL, other);
+    }
+    fleet_free(f);
+}
+
 /* An update sets a marker, and a name at its end. What else is reported is another client's. */
 static void test_another_version_during_an_update_is_unsynced(void **cmocka_state)
 {
@@ -66,6 +88,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_earlier_process_is_not_taken_for_the_next),
         cmocka_unit_test(test_a_resync_by_an_earlier_report_is_refused),
+        cmocka_unit_test(test_a_late_resume_does_not_release_the_next_process),
         cmocka_unit_test(test_another_version_during_an_update_is_unsynced),
     };
 

@@ -353,7 +353,7 @@ static void hold(struct fleet *f)
 
 static void release(struct fleet *f)
 {
-    fleet_released(f, engine_at(f, 0));
+    ask(f, API_RESUME, 0, HAVE_GOOD);
 }
 
 /* The load of an adapter that it did not get; then it has it. */
@@ -599,6 +599,24 @@ static void test_what_of_one_is_woken(void **state)
     fleet_free(f);
 }
 
+/* It joined asleep, and nobody here has put it to sleep: it is not woken before a client asks. */
+static void test_text_of_a_sleep_by_a_client(void **state)
+{
+    struct fleet *f = fleet_in_rotation_of_2();
+    struct upstream_report report = {.process = "p", .label = "v", .held = "asleep"};
+
+    (void)state;
+    have_missed_wake(&engine_at(f, 0)->have, &all_of_it);
+    fleet_probe_ok(f, engine_at(f, 0), &report);
+    assert_text(f, "it is asleep, and not by this server: POST /v1/wake wakes it, and the next "
+                   "update does");
+    report.held = NULL; /* it does not say */
+    fleet_probe_ok(f, engine_at(f, 0), &report);
+    assert_text(f, "it may be asleep while the fleet is awake: it is woken, and serves once that "
+                   "has succeeded");
+    fleet_free(f);
+}
+
 /* A fence says what was missed. */
 static void test_text_of_a_missed_sleep(void **state)
 {
@@ -663,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_one_that_joins_after_a_wake_may_sleep),
         cmocka_unit_test(test_no_engine_leaves_rotation_while_all_are_put_to_sleep_or_woken),
         cmocka_unit_test(test_what_of_one_is_woken),
+        cmocka_unit_test(test_text_of_a_sleep_by_a_client),
         cmocka_unit_test(test_text_of_a_missed_sleep),
         cmocka_unit_test(test_no_name_is_given_while_the_version_is_open),
     };
