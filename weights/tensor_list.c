@@ -17,8 +17,9 @@ enum { TENSORS_CAP_MIN = 64, U64_DIGITS = 20 };
 
 struct tensor_list_builder {
     struct tensor_list
-        tensor_list;    /* first: a struct tensor list * is a struct tensor_list_builder * */
-    struct names names; /* owned; numbers are indexes into tensors */
+        tensor_list;          /* first: a struct tensor list * is a struct tensor_list_builder * */
+    struct names names;       /* owned, unless `like` owns them; numbers are indexes into tensors */
+    struct tensor_list *like; /* one reference, or NULL */
     struct tensor_spec *tensors; /* owned; [cap], the first names.n in use */
     uint32_t cap;
 
@@ -41,7 +42,9 @@ void tensor_list_builder_free(struct tensor_list_builder *b)
 {
     if (b == NULL)
         return;
-    names_fini(&b->names);
+    if (b->like == NULL)
+        names_fini(&b->names);
+    tensor_list_unref(b->like);
     free(b->tensors);
     free(b);
 }
@@ -102,7 +105,7 @@ static int check_listed_name(const struct tensor_list_builder *b, const char *na
     return 0;
 }
 
-/* Fills everything of `t` but its name and offset. */
+/* Fills everything of `t` but its name, behind the offset that it has. */
 static int check_spec(struct tensor_spec *t, uint32_t i, const char *name, const uint64_t *shape,
                       uint64_t numel, struct err *e)
 {
@@ -130,6 +133,10 @@ static int check_spec(struct tensor_spec *t, uint32_t i, const char *name, const
                        "tensor '%.*s': size is %llu, but its shape has %llu elements",
                        utf8_cut_name(name), name, (unsigned long long)numel,
                        (unsigned long long)t->numel);
+    if (t->nbytes > TENSOR_LIST_NBYTES_MAX - t->offset)
+        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "shapes", i),
+                       "with tensor '%.*s' the list has more than 2^63 - 1 bytes",
+                       utf8_cut_name(name), name);
     return 0;
 }
 
@@ -164,17 +171,12 @@ int tensor_list_builder_add(struct tensor_list_builder *b, const char *name, enu
     uint32_t i = b->names.n;
     struct tensor_spec t = {.dtype = dtype, .ndim = ndim, .offset = b->tensor_list.nbytes};
     struct names_key key;
-    char field[ERR_FIELD_MAX];
 
     if (i >= TENSOR_LIST_TENSORS_MAX)
         return err_set(e, ERR_TOO_LARGE, "/names", "more than %d tensors",
                        (int)TENSOR_LIST_TENSORS_MAX);
     if (check_listed_name(b, name, &key, e) != 0 || check_spec(&t, i, name, shape, numel, e) != 0)
         return -1;
-    if (t.nbytes > TENSOR_LIST_NBYTES_MAX - b->tensor_list.nbytes)
-        return err_set(e, ERR_BAD_REQUEST, tensor_list_field_of(field, "shapes", i),
-                       "with tensor '%.*s' the list has more than 2^63 - 1 bytes",
-                       utf8_cut_name(name), name);
     if (reserve_tensors(b, 1, e) != 0 || names_add_key(&b->names, &key, e) != 0)
         return -1;
     t.name = b->names.items[i];
@@ -232,6 +234,15 @@ static void tensor_list_digest_of(const struct tensor_list *p, char out[TENSOR_L
     hex_text(out, digest, sizeof digest);
 }
 
+static void builder_seal(struct tensor_list_builder *b, struct tensor_list **out)
+{
+    b->tensor_list.n_tensors = b->names.n;
+    b->tensor_list.tensors = b->tensors;
+    tensor_list_digest_of(&b->tensor_list, b->tensor_list.digest);
+    atomic_init(&b->refs, 1);
+    *out = &b->tensor_list;
+}
+
 int tensor_list_builder_finish(struct tensor_list_builder *b, struct tensor_list **out,
                                struct err *e)
 {
@@ -244,11 +255,45 @@ int tensor_list_builder_finish(struct tensor_list_builder *b, struct tensor_list
     exact = realloc(b->tensors, b->names.n * sizeof *exact);
     if (exact != NULL)
         b->tensors = exact;
-    b->tensor_list.n_tensors = b->names.n;
-    b->tensor_list.tensors = b->tensors;
-    tensor_list_digest_of(&b->tensor_list, b->tensor_list.digest);
-    atomic_init(&b->refs, 1);
-    *out = &b->tensor_list;
+    builder_seal(b, out);
+    return 0;
+}
+
+const struct tensor_list *tensor_list_names_of(const struct tensor_list *p)
+{
+    const struct tensor_list_builder *b = (const struct tensor_list_builder *)p;
+
+    return b->like != NULL ? b->like : p;
+}
+
+int tensor_list_reshape(struct tensor_list **out, struct tensor_list *of,
+                        tensor_list_shape_fn *next, void *arg, struct err *e)
+{
+    struct tensor_list_builder *names = (struct tensor_list_builder *)of;
+    struct tensor_list *like = names->like != NULL ? names->like : of;
+    struct tensor_list_builder *b = calloc(1, sizeof *b);
+    uint64_t shape[TENSOR_LIST_NDIM_MAX], numel;
+
+    if (b == NULL || (b->tensors = malloc(like->n_tensors * sizeof *b->tensors)) == NULL) {
+        free(b);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a plan");
+    }
+    b->like = tensor_list_ref(like);
+    b->names = names->names;
+    for (uint32_t i = 0; i < like->n_tensors; i++) {
+        struct tensor_spec *t = &b->tensors[i];
+
+        *t = (struct tensor_spec){.name = like->tensors[i].name,
+                                  .dtype = like->tensors[i].dtype,
+                                  .offset = b->tensor_list.nbytes};
+        if (next(arg, i, shape, &t->ndim, &numel, e) != 0 ||
+            check_spec(t, i, t->name, shape, numel, e) != 0) {
+            tensor_list_builder_free(b);
+            return -1;
+        }
+        b->tensor_list.nbytes += t->nbytes;
+    }
+    builder_seal(b, out);
     return 0;
 }
 

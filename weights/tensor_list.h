@@ -85,6 +85,23 @@ uint32_t tensor_list_builder_find(const struct tensor_list_builder *b, const cha
 int tensor_list_builder_finish(struct tensor_list_builder *b, struct tensor_list **out,
                                struct err *e);
 
+/* Gives tensor i its shape (room for TENSOR_LIST_NDIM_MAX dims) and numel, as
+ * tensor_list_builder_add takes them; not 0: an error, which is set. */
+typedef int tensor_list_shape_fn(void *arg, uint32_t i, uint64_t *shape, uint32_t *ndim,
+                                 uint64_t *numel, struct err *e);
+
+/* tensor_list_reshape - a list (one reference) with the names and dtypes of another, and shapes of
+ * its own: no name is read again.
+ * @of  whose names stay as long as either list
+ * Errors: those of @next, which is called for each tensor in order; at /shapes/<i> and /sizes/<i>
+ *         those of tensor_list_builder_add; ERR_NO_MEMORY. */
+int tensor_list_reshape(struct tensor_list **out, struct tensor_list *of,
+                        tensor_list_shape_fn *next, void *arg, struct err *e);
+
+/* tensor_list_names_of - the list that was built with these names: itself, unless it is reshaped.
+ */
+const struct tensor_list *tensor_list_names_of(const struct tensor_list *p);
+
 struct tensor_list *tensor_list_ref(struct tensor_list *p);
 void tensor_list_unref(struct tensor_list *p); /* accepts NULL; frees at zero; any thread */
 

@@ -152,7 +152,8 @@ int delta_request_apply(struct delta_request *r, struct update_chunk *c,
     r->patches = NULL;
     if (link.delta == NULL &&
         (check_file(r, e) != 0 ||
-         delta_of_parts(&link.delta, store_model_spec(weights->store), c->tensor_list, e) != 0))
+         delta_of_list(&link.delta, weights->lists, store_model_spec(weights->store),
+                       c->tensor_list, e) != 0))
         return -1;
     link.source = c->source;
     link.sent = (struct chunk_rank){c->tensor_list, c->checksums, c->has_checksum};

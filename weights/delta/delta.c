@@ -191,19 +191,13 @@ static bool dtype_fits(const struct tensor_spec *t, enum part_name part,
 static int check_part(const struct tensor_spec *t, const struct split *s,
                       const struct tensor_spec *target, uint32_t i, struct err *e)
 {
-    bool pairs = s->part == PART_RANGE && !s->zstd;
-    char field[ERR_FIELD_MAX], shape[180];
+    char field[ERR_FIELD_MAX];
 
     if (s->zstd ? t->dtype != DTYPE_U8 : !dtype_fits(t, s->part, target))
         return err_set(e, ERR_MISMATCH, part_field(field, "dtypes", i),
                        "part '%.*s' is %s, which is not its dtype for a tensor of %s",
                        utf8_cut_name(t->name), t->name, dtype_name(t->dtype),
                        s->zstd ? "compressed bytes" : dtype_name(target->dtype));
-    if ((pairs && (t->ndim != 2 || t->shape[1] != 2)) ||
-        (!pairs && t->ndim != 1 && (s->part != PART_XOR || s->zstd)))
-        return err_set(e, ERR_MISMATCH, part_field(field, "shapes", i),
-                       "part '%.*s' has shape %s, and needs %s", utf8_cut_name(t->name), t->name,
-                       tensor_list_shape_text(t, shape, sizeof shape), pairs ? "[k, 2]" : "[n]");
     return 0;
 }
 
@@ -229,11 +223,47 @@ static int read_part(struct reading *r, uint32_t i, struct err *e)
     part = side == VALUES ? &d->values : &d->positions;
     if (part->i != TENSOR_LIST_NO_TENSOR)
         return twice(t, i, e);
-    *part = (struct delta_part){.i = i, .nbytes = s.zstd ? 0 : t->nbytes, .zstd = s.zstd};
+    *part = (struct delta_part){.i = i, .zstd = s.zstd};
     r->names[r->k][side] = s.part;
     if (s.part == PART_INDEX && !s.zstd)
         d->position_nbytes = (uint32_t)dtype_nbytes(t->dtype);
     return 0;
+}
+
+/* Reads the shape of a part. @like  it has that one's; NULL: it is [n], or [k, 2] for `pairs` */
+static int settle_shape(struct delta_part *part, const struct tensor_list *parts,
+                        const struct tensor_spec *like, bool pairs, struct err *e)
+{
+    const struct tensor_spec *t = &parts->tensors[part->i];
+    char field[ERR_FIELD_MAX], shape[180];
+    bool fits;
+
+    if (part->zstd || (like == NULL && !pairs))
+        fits = t->ndim == 1;
+    else if (pairs)
+        fits = t->ndim == 2 && t->shape[1] == 2;
+    else
+        fits = t->ndim == like->ndim &&
+               memcmp(t->shape, like->shape, t->ndim * sizeof *t->shape) == 0;
+    part->nbytes = part->zstd ? 0 : t->nbytes;
+    if (fits)
+        return 0;
+    return err_set(e, ERR_MISMATCH, part_field(field, "shapes", part->i),
+                   "part '%.*s' has shape %s, and needs %s", utf8_cut_name(t->name), t->name,
+                   tensor_list_shape_text(t, shape, sizeof shape),
+                   part->zstd || (like == NULL && !pairs) ? "[n]"
+                   : pairs                                ? "[k, 2]"
+                                                          : "that of its tensor");
+}
+
+/* @d  its kind is known */
+static int settle_shapes(struct delta_tensor *d, const struct tensor_list *parts,
+                         const struct tensor_spec *result, struct err *e)
+{
+    if (d->positions.i != TENSOR_LIST_NO_TENSOR &&
+        settle_shape(&d->positions, parts, NULL, d->kind == DELTA_RANGE, e) != 0)
+        return -1;
+    return settle_shape(&d->values, parts, d->kind == DELTA_XOR ? result : NULL, false, e);
 }
 
 /* All parts are there: which kind are they? */
@@ -242,8 +272,7 @@ static int settle_kind(const struct reading *r, uint32_t k, const struct tensor_
 {
     enum part_name positions = r->names[k][POSITIONS], values = r->names[k][VALUES];
     struct delta_tensor *d = &r->tensors[k];
-    const struct tensor_spec *part;
-    char field[ERR_FIELD_MAX], shape[180];
+    char field[ERR_FIELD_MAX];
 
     if (positions == PART_NONE && values == PART_NONE)
         return 0; /* whole */
@@ -260,17 +289,7 @@ static int settle_kind(const struct reading *r, uint32_t k, const struct tensor_
             positions != PART_NONE ? part_rows[positions].name : "",
             values != PART_NONE ? "#" : "no values",
             values != PART_NONE ? part_rows[values].name : "");
-    part = &r->parts->tensors[d->values.i];
-    if (d->values.zstd ||
-        (d->kind == DELTA_XOR
-             ? part->ndim == result->ndim &&
-                   memcmp(part->shape, result->shape, result->ndim * sizeof *result->shape) == 0
-             : part->ndim == 1))
-        return 0;
-    return err_set(e, ERR_MISMATCH, part_field(field, "shapes", d->values.i),
-                   "part '%.*s' has shape %s, and needs %s", utf8_cut_name(part->name), part->name,
-                   tensor_list_shape_text(part, shape, sizeof shape),
-                   d->kind == DELTA_XOR ? "that of its tensor" : "[n]");
+    return settle_shapes(d, r->parts, result, e);
 }
 
 static int read_delta_parts(struct reading *r, struct delta *out, struct err *e)
@@ -325,7 +344,8 @@ int delta_of_parts(struct delta **out, const struct model_spec *m, const struct 
     if (d == NULL || r.tensors == NULL || r.names == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u parts",
                       (unsigned)parts->n_tensors);
-    else if (tensor_list_builder_new(&r.result, e) == 0)
+    else if (tensor_list_builder_new(&r.result, e) == 0 &&
+             tensor_list_builder_reserve(r.result, parts->n_tensors / 2 + 1, e) == 0)
         rc = read_delta_parts(&r, d, e);
     tensor_list_builder_free(r.result);
     free(r.tensors);
@@ -335,6 +355,46 @@ int delta_of_parts(struct delta **out, const struct model_spec *m, const struct 
     else
         *out = d;
     return rc;
+}
+
+/* Are the tensors that come whole shaped as before? */
+static bool wholes_fit(const struct delta *like, const struct tensor_list *parts)
+{
+    for (uint32_t k = 0; k < like->result->n_tensors; k++) {
+        const struct tensor_spec *result = &like->result->tensors[k];
+        const struct tensor_spec *t = &parts->tensors[like->tensors[k].values.i];
+
+        if (like->tensors[k].kind == DELTA_WHOLE &&
+            (t->ndim != result->ndim ||
+             memcmp(t->shape, result->shape, t->ndim * sizeof *t->shape) != 0))
+            return false;
+    }
+    return true;
+}
+
+int delta_of_shapes(struct delta **out, const struct delta *like, const struct model_spec *m,
+                    const struct tensor_list *parts, struct err *e)
+{
+    uint32_t n = like->result->n_tensors;
+    struct delta *d;
+
+    if (!wholes_fit(like, parts)) /* says why not */
+        return delta_of_parts(out, m, parts, e);
+    d = calloc(1, sizeof *d);
+    if (d == NULL || (d->tensors = malloc(n * sizeof *d->tensors)) == NULL) {
+        free(d);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a delta of %u tensors", (unsigned)n);
+    }
+    d->result = tensor_list_ref(like->result);
+    memcpy(d->tensors, like->tensors, n * sizeof *d->tensors);
+    for (uint32_t k = 0; k < n; k++)
+        if (d->tensors[k].kind != DELTA_WHOLE &&
+            settle_shapes(&d->tensors[k], parts, &d->result->tensors[k], e) != 0) {
+            delta_free(d);
+            return -1;
+        }
+    *out = d;
+    return 0;
 }
 
 void delta_free(struct delta *d)

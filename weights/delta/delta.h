@@ -74,6 +74,11 @@ struct delta {
  *         ERR_NO_MEMORY. The message names the tensor. */
 int delta_of_parts(struct delta **out, const struct model_spec *m, const struct tensor_list *parts,
                    struct err *e);
+
+/* delta_of_shapes - the same for parts with the names and dtypes of those that @like was made of;
+ * their shapes alone are read. It shares the result of @like. Errors: as delta_of_parts. */
+int delta_of_shapes(struct delta **out, const struct delta *like, const struct model_spec *m,
+                    const struct tensor_list *parts, struct err *e);
 void delta_free(struct delta *d); /* accepts NULL */
 
 /* delta_of_patches - make parts of what vLLM's trainers name (backend sparse_nccl): for each tensor

@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 #include "memory/slab.h"
 #include "weights/update/host_copy.h"
+#include "weights/update/list_cache.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -21,6 +22,38 @@ void delta_link_fini(struct delta_link *l)
     free(l->sent.has_checksum);
     delta_free(l->delta);
     memset(l, 0, sizeof *l);
+}
+
+static void said_free(void *said)
+{
+    delta_free(said);
+}
+
+/* The result becomes a cached list of its own, so that its layout is kept. */
+static void keep_delta(struct list_cache *lists, struct list_entry *l, struct delta *d)
+{
+    struct list_key key = {LIST_BY_PARTS, {{l->tensor_list->digest, TENSOR_LIST_DIGEST_LEN}}};
+
+    (void)list_cache_put(lists, &key, &d->result);
+    if (!list_cache_keep(lists, l, d, said_free))
+        delta_free(d);
+}
+
+int delta_of_list(struct delta **out, struct list_cache *lists, const struct model_spec *m,
+                  const struct tensor_list *parts, struct err *e)
+{
+    const void *said;
+    struct list_entry *l = list_cache_entry(lists, tensor_list_names_of(parts), &said);
+    struct err ignored = {0};
+    struct delta *kept;
+    int rc = said != NULL ? delta_of_shapes(out, said, m, parts, e)
+                          : delta_of_parts(out, m, parts, e);
+
+    if (rc == 0 && l != NULL && said == NULL &&
+        delta_of_shapes(&kept, *out, m, parts, &ignored) == 0)
+        keep_delta(lists, l, kept);
+    list_entry_unref(l);
+    return rc;
 }
 
 static void delta_source_close(struct source *s)

@@ -17,6 +17,8 @@
 
 #include <stdint.h>
 
+struct list_cache;
+
 /* A delta, and where its parts are; or a pull. */
 struct delta_link {
     struct pull *pull;      /* owned; NULL: those below */
@@ -25,6 +27,12 @@ struct delta_link {
     struct delta *delta;    /* owned; of that list */
 };
 void delta_link_fini(struct delta_link *l); /* accepts a zeroed one */
+
+/* delta_of_list - delta_of_parts; but a list that is cached, or has the names of one that is, is
+ * not read name by name again, and the layout of the result is cached too.
+ * @lists  of that model spec, or NULL */
+int delta_of_list(struct delta **out, struct list_cache *lists, const struct model_spec *m,
+                  const struct tensor_list *parts, struct err *e);
 
 struct delta_source_cfg {
     struct store *store; /* borrowed; outlives the source */

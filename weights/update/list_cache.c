@@ -48,6 +48,8 @@ void list_entry_unref(struct list_entry *l)
     tensor_list_unref(l->tensor_list);
     layout_unref(l->layouts[false]);
     layout_unref(l->layouts[true]);
+    if (l->said != NULL)
+        l->said_free(l->said);
     free(l);
 }
 
@@ -71,10 +73,11 @@ static bool key_equal(const struct list_key *a, const struct list_key *b)
 {
     bool equal = a->kind == b->kind;
 
+    for (size_t i = 0; i < LIST_COLUMNS && equal; i++) /* cheap, and lists are like each other */
+        equal = a->text[i].len == b->text[i].len;
     for (size_t i = 0; i < LIST_COLUMNS && equal; i++)
-        equal = a->text[i].len == b->text[i].len &&
-                (a->text[i].len == 0 ||
-                 memcmp(a->text[i].text, b->text[i].text, a->text[i].len) == 0);
+        equal = a->text[i].len == 0 ||
+                memcmp(a->text[i].text, b->text[i].text, a->text[i].len) == 0;
     return equal;
 }
 
@@ -273,4 +276,37 @@ int list_cache_layout(struct list_cache *c, const struct tensor_list *tensor_lis
     }
     *out = layout;
     return 0;
+}
+
+struct list_entry *list_cache_entry(struct list_cache *c, const struct tensor_list *tensor_list,
+                                    const void **said)
+{
+    struct list_entry *l = NULL;
+
+    *said = NULL;
+    if (c == NULL)
+        return NULL;
+    mtx_lock(&c->lock);
+    for (size_t i = 0; i < c->n && l == NULL; i++)
+        if (c->entries[i]->tensor_list == tensor_list)
+            l = entry_ref(c->entries[i]);
+    if (l != NULL)
+        *said = l->said;
+    mtx_unlock(&c->lock);
+    return l;
+}
+
+bool list_cache_keep(struct list_cache *c, struct list_entry *l, void *said,
+                     void (*said_free)(void *))
+{
+    bool first;
+
+    mtx_lock(&c->lock);
+    first = l->said == NULL;
+    if (first) {
+        l->said = said;
+        l->said_free = said_free;
+    }
+    mtx_unlock(&c->lock);
+    return first;
 }

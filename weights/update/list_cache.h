@@ -51,7 +51,10 @@ struct list_entry {
     size_t nbytes;                   /* immutable; counted against LIST_CACHE_NBYTES */
 
     struct layout *layouts[2]; /* counted; guarded by the cache's lock; [convert], or NULL */
-    atomic_uint refs;          /* relaxed up, acq_rel down */
+    void *said;                /* owned; set once, under the cache's lock; what it points to never
+                                  changes: what a user of the list has read from it. Or NULL */
+    void (*said_free)(void *);
+    atomic_uint refs; /* relaxed up, acq_rel down */
     char bytes[];
 };
 
@@ -87,5 +90,14 @@ void list_entry_unref(struct list_entry *l); /* accepts NULL */
  * @out  one reference. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
 int list_cache_layout(struct list_cache *c, const struct tensor_list *tensor_list, bool convert,
                       struct layout **out, struct err *e);
+
+/* list_cache_entry - an entry with this tensor list (one reference), or NULL.
+ * @said  what is kept with it, as long as the reference is; or NULL
+ * list_cache_keep - keep what was read from its list with an entry. Returns: false, and it stays
+ * the caller's, if something is kept already. */
+struct list_entry *list_cache_entry(struct list_cache *c, const struct tensor_list *tensor_list,
+                                    const void **said);
+bool list_cache_keep(struct list_cache *c, struct list_entry *l, void *said,
+                     void (*said_free)(void *));
 
 #endif

@@ -179,6 +179,35 @@ def every_kind():
         same(float(received), sent, "the metric counts what was sent")
 
 
+def steps_with_the_same_names():
+    """As trainers' steps: the names and dtypes stay, and the shapes do not. What is wrong with these is said as ever."""
+    def flipped(step, seed, share):
+        draw = numpy.random.default_rng(seed)
+        return {n: (shape, old ^ (draw.random(old.size) < share).astype("<u2")) for n, (shape, old) in step.items()}
+
+    with serve() as s:
+        whole(s, STEP[0], "0")
+        step, names = STEP[0], set(STEP[0])
+        for k in range(6):
+            following = flipped(step, k, (0.01, 0.02, 0.3)[k % 3])
+            good = push(s, delta_of(step, following, names=names), "shm", str(k), str(k + 1), checksums=k % 2 == 0)
+            same(good["n_tensors_done"], len(names), "all are named")
+            step = following
+            serves(s, step, str(k + 1), f"step {k + 1}")
+        following = flipped(step, 6, 0.01)
+        parts = delta_of(step, following, names=names)
+        i = [p[0] for p in parts].index(f"{EMBED}#gap")
+        name, dtype, (n,), data = parts[i]
+        bad = [*parts[:i], (name, dtype, [n, 1], data), *parts[i + 1:]]
+        e = refused(lambda: push(s, bad, "shm", "6", "7"), 422, "manifest_mismatch", name, f"[{n}, 1], and needs [n]")
+        same(e.param, f"/shapes/{i}", str(e))
+        few = [*parts[:i], (name, dtype, [n - 1], data[:-2]), *parts[i + 1:]]
+        refused(lambda: push(s, few, "shm", "6", "7"), 400, "bad_request", EMBED)
+        serves(s, step, "6", "after wrong shapes")
+        push(s, parts, "shm", "6", "7")
+        serves(s, following, "7", "and the right ones")
+
+
 # what is refused; the served bytes stay
 
 def wrong_bases():
@@ -470,6 +499,6 @@ def fleets():
                 same("--stage" in said["error"]["message"], True, said)
 
 
-for part in (every_kind, wrong_bases, a_base_of_another_update, committed_meanwhile, repeated_and_broken, sums_of_the_file, restarts, fleets):
+for part in (every_kind, steps_with_the_same_names, wrong_bases, a_base_of_another_update, committed_meanwhile, repeated_and_broken, sums_of_the_file, restarts, fleets):
     part()
 print(f"ok: {n_checks} checks")

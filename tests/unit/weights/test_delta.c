@@ -157,14 +157,24 @@ static const struct bad {
     {{{"embed#xor.zst", DTYPE_U16, 1, {8}}}, ERR_MISMATCH, "/dtypes/0", "compressed"},
     {{{"embed#xor.zst", DTYPE_U8, 2, {8, 4}}}, ERR_MISMATCH, "/shapes/0", "'embed#xor.zst'"},
     {{{"embed#gap", DTYPE_U32, 1, {3}}}, ERR_MISMATCH, "/dtypes/0", "'embed#gap'"},
-    {{{"embed#gap", DTYPE_U16, 2, {3, 1}}}, ERR_MISMATCH, "/shapes/0", "'embed#gap'"},
+    {{{"embed#gap", DTYPE_U16, 2, {3, 1}}, {"embed#xor", DTYPE_U16, 1, {3}}},
+     ERR_MISMATCH,
+     "/shapes/0",
+     "'embed#gap'"},
     {{{"embed#gap", DTYPE_U16, 1, {3}}, {"embed#xor", DTYPE_U16, 2, {3, 1}}},
      ERR_MISMATCH,
      "/shapes/1",
      "'embed#xor'"},
     {{{"embed#bitmap", DTYPE_BOOL, 1, {4}}}, ERR_MISMATCH, "/dtypes/0", "'embed#bitmap'"},
     {{{"embed#index", DTYPE_I16, 1, {4}}}, ERR_MISMATCH, "/dtypes/0", "'embed#index'"},
-    {{{"embed#range", DTYPE_U64, 1, {4}}}, ERR_MISMATCH, "/shapes/0", "[k, 2]"},
+    {{{"embed#range", DTYPE_U64, 1, {4}}, {"embed#value", DTYPE_BF16, 1, {4}}},
+     ERR_MISMATCH,
+     "/shapes/0",
+     "[k, 2]"},
+    {{{"embed#range", DTYPE_U64, 2, {4, 3}}, {"embed#value", DTYPE_BF16, 1, {4}}},
+     ERR_MISMATCH,
+     "/shapes/0",
+     "[k, 2]"},
     {{{"embed#range", DTYPE_I64, 2, {4, 2}}}, ERR_MISMATCH, "/dtypes/0", "'embed#range'"},
     {{{"embed#value", DTYPE_F16, 1, {4}}}, ERR_MISMATCH, "/dtypes/0", "'embed#value'"},
     {{{"embed#delta", DTYPE_U16, 1, {4}}}, ERR_BAD_REQUEST, "/names/0", "'embed#delta' is no part"},
@@ -257,6 +267,102 @@ static void test_delta_of_parts_keeps_the_order(void **state)
     model_spec_free(m);
 }
 
+/* A list of the same names with the shapes of `rows`. */
+static int shape_of_row(void *arg, uint32_t i, uint64_t *shape, uint32_t *ndim, uint64_t *numel,
+                        struct err *e)
+{
+    const struct part_row *rows = arg;
+
+    (void)e;
+    *ndim = rows[i].ndim;
+    memcpy(shape, rows[i].shape, sizeof rows[i].shape);
+    *numel = UINT64_MAX;
+    return 0;
+}
+
+static struct tensor_list *reshaped(struct tensor_list *parts, const struct part_row *rows)
+{
+    struct part_row copy[N_MAX];
+    struct tensor_list *p;
+    struct err e = {0};
+
+    memcpy(copy, rows, sizeof copy);
+    assert_int_equal(tensor_list_reshape(&p, parts, shape_of_row, copy, &e), 0);
+    return p;
+}
+
+/* What the next step's delta says is what it would say by its names. */
+static void test_delta_of_shapes_says_the_same(void **state)
+{
+    struct model_spec *m = model_spec_of_model();
+
+    (void)state;
+    for (size_t k = 0; k < sizeof goods / sizeof goods[0]; k++) {
+        struct part_row rows[N_MAX];
+        struct tensor_list *parts = list_of(goods[k].parts), *other;
+        struct delta *first, *wanted, *found;
+        struct err e = {0};
+
+        memcpy(rows, goods[k].parts, sizeof rows);
+        for (size_t i = 0; i < N_MAX; i++)
+            rows[i].shape[0] += rows[i].ndim == 1 || rows[i].dtype == DTYPE_U64; /* of parts [n] */
+        other = reshaped(parts, rows);
+        assert_int_equal(delta_of_parts(&first, m, parts, &e), 0);
+        assert_int_equal(delta_of_parts(&wanted, m, other, &e), 0);
+        assert_int_equal(delta_of_shapes(&found, first, m, other, &e), 0);
+        assert_ptr_equal(found->result, first->result);
+        assert_memory_equal(found->tensors, wanted->tensors, sizeof *wanted->tensors);
+        delta_free(first);
+        delta_free(wanted);
+        delta_free(found);
+        tensor_list_unref(parts);
+        tensor_list_unref(other);
+    }
+    model_spec_free(m);
+}
+
+static const struct {
+    struct part_row parts[N_MAX], then[N_MAX];
+    const char *field;
+} misshapen[] = {
+    {{{"embed#index", DTYPE_U32, 1, {3}}, {"embed#value", DTYPE_BF16, 1, {3}}},
+     {{.ndim = 1, .shape = {3}}, {.ndim = 2, .shape = {3, 1}}},
+     "/shapes/1"},
+    {{{"embed#range", DTYPE_U64, 2, {3, 2}}, {"embed#value", DTYPE_BF16, 1, {3}}},
+     {{.ndim = 2, .shape = {3, 3}}, {.ndim = 1, .shape = {3}}},
+     "/shapes/0"},
+    {{{"embed#xor", DTYPE_U16, 2, {8, 4}}}, {{.ndim = 2, .shape = {4, 8}}}, "/shapes/0"},
+    {{{"norm#xor", DTYPE_U16, 2, {1, 4}}, {"embed", DTYPE_BF16, 2, {8, 4}}},
+     {{.ndim = 2, .shape = {1, 4}}, {.ndim = 2, .shape = {8, 5}}},
+     "/shapes/1"},
+    {{{"embed#gap.zst", DTYPE_U8, 1, {9}}, {"embed#xor", DTYPE_U16, 1, {3}}},
+     {{.ndim = 2, .shape = {9, 1}}, {.ndim = 1, .shape = {3}}},
+     "/shapes/0"},
+};
+
+static void test_delta_of_shapes_refuses(void **state)
+{
+    struct model_spec *m = model_spec_of_model();
+
+    (void)state;
+    for (size_t k = 0; k < sizeof misshapen / sizeof misshapen[0]; k++) {
+        struct tensor_list *parts = list_of(misshapen[k].parts);
+        struct tensor_list *other = reshaped(parts, misshapen[k].then);
+        struct delta *first, *found = NULL;
+        struct err e = {0};
+
+        assert_int_equal(delta_of_parts(&first, m, parts, &e), 0);
+        assert_int_equal(delta_of_shapes(&found, first, m, other, &e), -1);
+        assert_int_equal(e.code, ERR_MISMATCH);
+        assert_string_equal(e.field, misshapen[k].field);
+        assert_null(found);
+        delta_free(first);
+        tensor_list_unref(parts);
+        tensor_list_unref(other);
+    }
+    model_spec_free(m);
+}
+
 static void test_delta_of_parts_unwinds_every_failure(void **state)
 {
     struct model_spec *m = model_spec_of_model();
@@ -285,6 +391,8 @@ int main(void)
         cmocka_unit_test(test_delta_of_parts_tells_the_kind),
         cmocka_unit_test(test_delta_of_parts_refuses),
         cmocka_unit_test(test_delta_of_parts_keeps_the_order),
+        cmocka_unit_test(test_delta_of_shapes_says_the_same),
+        cmocka_unit_test(test_delta_of_shapes_refuses),
         cmocka_unit_test(test_delta_of_parts_unwinds_every_failure),
     };
 

@@ -1,5 +1,6 @@
 /* The cache of tensor lists: what is known again, by all bytes of its key, and what makes room. */
 #include "tests/unit/update_fixture.h"
+#include "weights/delta/delta_source.h"
 #include "weights/update/list_cache.h"
 #include "weights/update/update_priv.h"
 
@@ -407,6 +408,69 @@ static void test_layouts_are_kept_with_their_list(void **state)
     layout_unref(first);
 }
 
+static int of_one_more(void *arg, uint32_t i, uint64_t *shape, uint32_t *ndim, uint64_t *numel,
+                       struct err *e)
+{
+    const struct tensor_list *parts = arg;
+
+    (void)e;
+    *ndim = 1;
+    shape[0] = parts->tensors[i].shape[0] + 1;
+    *numel = UINT64_MAX;
+    return 0;
+}
+
+static struct delta *delta_in(struct bench *b, const struct tensor_list *parts)
+{
+    struct delta *d = NULL;
+    struct err e = {0};
+
+    assert_int_equal(
+        delta_of_list(&d, updates_lists(b->updates), store_model_spec(b->store), parts, &e), 0);
+    return d;
+}
+
+/* The deltas of one step after another have the same names: they make the same list. */
+static void test_a_delta_is_kept_with_its_names(void **state)
+{
+    static const struct fx_tensor gap = {"bias#gap", DTYPE_U16, 1, {2}},
+                                  xored = {"bias#xor", DTYPE_U8, 1, {2}};
+    static const struct fx_tensor *const parts[] = {&gap, &xored};
+    static const struct list_key key = {LIST_BY_TEXT, {{"[]", 2}}};
+    struct tensor_list *sent = fx_tensor_list(parts, 2), *next;
+    struct delta *apart, *new, *first, *second;
+    struct layout *layout, *same;
+    struct err e = {0};
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    apart = delta_in(&b, sent); /* not cached */
+    assert_true(list_cache_put(updates_lists(b.updates), &key, &sent));
+    new = delta_in(&b, sent);
+    first = delta_in(&b, sent);
+    assert_ptr_not_equal(first->result, apart->result);
+    assert_ptr_equal(first->result, new->result);
+    assert_int_equal(tensor_list_reshape(&next, sent, of_one_more, sent, &e), 0);
+    second = delta_in(&b, next);
+    assert_ptr_equal(second->result, first->result);
+    assert_int_equal(first->tensors[0].positions.nbytes, 4);
+    assert_int_equal(second->tensors[0].positions.nbytes, 6);
+    assert_int_equal(second->tensors[0].values.nbytes, 3);
+    layout = layout_of(&b, second->result, false);
+    same = layout_of(&b, first->result, false);
+    assert_ptr_equal(layout, same);
+    layout_unref(layout);
+    layout_unref(same);
+    delta_free(apart);
+    delta_free(new);
+    delta_free(first);
+    delta_free(second);
+    tensor_list_unref(sent);
+    tensor_list_unref(next);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_the_bytes_of_all_are_bounded),
         cmocka_unit_test(test_many_threads),
         cmocka_unit_test(test_layouts_are_kept_with_their_list),
+        cmocka_unit_test(test_a_delta_is_kept_with_its_names),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

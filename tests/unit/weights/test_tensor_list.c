@@ -330,6 +330,62 @@ static void test_tensor_list_find_near_finds_all_from_anywhere(void **state)
     tensor_list_unref(p);
 }
 
+/* @arg  the first dim of each; 99: an error */
+static int next_shape(void *arg, uint32_t i, uint64_t *shape, uint32_t *ndim, uint64_t *numel,
+                      struct err *e)
+{
+    const uint64_t *dims = arg;
+
+    *ndim = 2;
+    shape[0] = dims[i];
+    shape[1] = 3;
+    *numel = dims[i] == 98 ? 1 : UINT64_MAX;
+    return dims[i] == 99 ? err_set(e, ERR_BAD_REQUEST, "/shapes/9", "as told") : 0;
+}
+
+static void test_tensor_list_reshape_is_the_list_with_those_shapes(void **state)
+{
+    static uint64_t dims[] = {5, 7}, more[] = {0, 4}, bad[] = {5, 99}, sizes[] = {5, 98},
+                    large[] = {UINT64_MAX / 26, UINT64_MAX / 26};
+    struct tensor_list_builder *b = builder(), *by_name = builder();
+    struct tensor_list *first, *second, *third, *wanted;
+    struct err e = {0};
+
+    (void)state;
+    add(b, "a", DTYPE_F32, 1, 1, 0);
+    add(b, "b", DTYPE_U8, 1, 1, 0);
+    first = finish(b);
+    add(by_name, "a", DTYPE_F32, 2, 5, 3);
+    add(by_name, "b", DTYPE_U8, 2, 7, 3);
+    wanted = finish(by_name);
+    assert_int_equal(tensor_list_reshape(&second, first, next_shape, dims, &e), 0);
+    assert_string_equal(second->digest, wanted->digest);
+    assert_int_equal(second->n_tensors, 2);
+    assert_int_equal(second->nbytes, 81);
+    assert_int_equal(second->tensors[1].offset, 60);
+    assert_int_equal(second->tensors[1].numel, 21);
+    assert_ptr_equal(tensor_list_names_of(second), first);
+    assert_ptr_equal(tensor_list_names_of(first), first);
+    assert_int_equal(tensor_list_reshape(&third, second, next_shape, more, &e), 0);
+    assert_ptr_equal(tensor_list_names_of(third), first);
+    assert_int_equal(third->nbytes, 12);
+    assert_int_equal(tensor_list_reshape(&wanted, second, next_shape, bad, &e), -1);
+    assert_string_equal(e.msg, "as told");
+    err_clear(&e);
+    assert_int_equal(tensor_list_reshape(&wanted, second, next_shape, sizes, &e), -1);
+    assert_string_equal(e.field, "/sizes/1");
+    err_clear(&e);
+    assert_int_equal(tensor_list_reshape(&wanted, second, next_shape, large, &e), -1);
+    assert_string_equal(e.field, "/shapes/1");
+    tensor_list_unref(wanted);
+    tensor_list_unref(first); /* its names stay with the others */
+    assert_int_equal(tensor_list_find(second, "b"), 1);
+    assert_int_equal(tensor_list_find(third, "c"), TENSOR_LIST_NO_TENSOR);
+    assert_string_equal(third->tensors[0].name, "a");
+    tensor_list_unref(second);
+    tensor_list_unref(third);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -344,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_names_find_what_was_added),
         cmocka_unit_test(test_names_key_finds_and_adds),
         cmocka_unit_test(test_tensor_list_find_near_finds_all_from_anywhere),
+        cmocka_unit_test(test_tensor_list_reshape_is_the_list_with_those_shapes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
