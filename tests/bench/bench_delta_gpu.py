@@ -3,9 +3,12 @@ the whole model: by CUDA IPC from memory of the same GPU, and by NCCL, in one ru
 
 Usage: bench_delta_gpu.py --baton BATON [--layers N] [--nccl-layers N] [--out FILE.json]
 The clock runs from before the first request to the reply that says committed, HTTP and JSON
-included; the requests are written beforehand. By NCCL both sides are on one GPU: the trainer claims
-to be on another host, and NCCL sends by sockets. What is served after the last delta is compared
-with what torch makes of the base. Ends with 0, or 1 if bytes were wrong, or 77 without a GPU."""
+included; the requests are written beforehand. Deltas have the names of the one before and sizes of
+their own, as steps of a training have; the first by IPC, whose names are new, is told apart. The
+floor of a delta by IPC is told with it: copies of all bytes by the driver, and a scatter of the
+changed elements by torch. By NCCL both sides are on one GPU: the trainer claims to be on another
+host, and NCCL sends by sockets. What is served after the last delta is compared with what torch
+makes of the base. Ends with 0, or 1 if bytes were wrong, or 77 without a GPU."""
 
 import argparse
 import json
@@ -34,7 +37,7 @@ class Delta:
     """Its parts, packed in one block of GPU memory: the lowest bit of some elements. Every second
     small tensor is not named."""
 
-    def __init__(self, torch, named):
+    def __init__(self, torch, named, step=0):
         self.torch, self.rows, self.small, total, n_small = torch, [], [], 0, 0
         for name, shape in named:
             numel = wire.nbytes_of(shape) // 2
@@ -43,9 +46,10 @@ class Delta:
                 if n_small % 2:
                     self.small.append((name, shape, 2 * numel))
                 continue
-            self.rows.append((name, numel // NTH, total))
-            total += 4 * (numel // NTH)
-        generator = torch.Generator("cuda").manual_seed(1)
+            n = numel // NTH - (len(self.rows) + step) % 7 * step
+            self.rows.append((name, n, total))
+            total += 4 * n
+        generator = torch.Generator("cuda").manual_seed(1 + step)
         total += sum(nbytes for _, _, nbytes in self.small)
         self.content = torch.zeros(total, dtype=torch.uint8, device="cuda:0")
         words = self.content.view(torch.int16)
@@ -70,6 +74,15 @@ class Delta:
     def sizes(self):
         return [2 * n for _, n, _ in self.rows for _ in (0, 1)] + [n for _, _, n in self.small]
 
+    def request(self):
+        """By IPC, ready to be sent."""
+        _, exported = world.export(self.content)
+        self.torch.cuda.synchronize()
+        body = {**self.columns(), "tensor_sizes": self.sizes(), "packed": True, "delta": True,
+                "base_version": "bench", "weight_version": "bench",
+                "ipc_handles_pickled": world.pickled({world.uuid_of(0): exported})}
+        return wire.Ready(wire.PATH, body, with_id=False)
+
     def applied(self, k, raw):
         """Tensor k with its change."""
         _, n, at = self.rows[k]
@@ -91,19 +104,25 @@ def clocked(call):
 def told(name, found):
     ms = sorted(m for m, _ in found)
     timing = min(found, key=lambda f: f[0])[1]["timing"]
-    print(f"{name}: receive_ms {' '.join(str(round(s['timing']['receive_ms'], 1)) for _, s in found)}")
+    print(f"{name}: receive_ms {' '.join(str(round(s['timing']['receive_ms'], 1)) for _, s in found)}; beside the update "
+          f"{' '.join(str(round(m - sum(s['timing'].values()), 1)) for m, s in found)}")
     print(f"{name:34} {' '.join(f'{m:7.1f}' for m, _ in found)} ms; best {ms[0]:.1f}, median "
           f"{ms[len(ms) // 2]:.1f}; the best's {timing}", flush=True)
     return {"ms": [m for m, _ in found], "timing": timing}
 
 
-def check(torch, server, delta, before):
-    """@before  name -> raw bytes of the base, of some tensors"""
+def check(torch, server, deltas, before):
+    """@deltas  those that are in what is served
+    @before  name -> raw bytes of the base, of some tensors"""
     wrong = []
     with baton.attach(server.url) as served:
-        for k, (name, _, _) in enumerate(delta.rows):
-            if name in before and not torch.equal(world.raw_of(served.tensors[name]),
-                                                  delta.applied(k, before[name])):
+        for k, (name, _, _) in enumerate(deltas[0].rows):
+            if name not in before:
+                continue
+            wanted = before[name]
+            for delta in deltas:
+                wanted = delta.applied(k, wanted)
+            if not torch.equal(world.raw_of(served.tensors[name]), wanted):
                 wrong.append(name)
     return wrong
 
@@ -115,36 +134,54 @@ def some_served(torch, server, delta):
         return {n: world.raw_of(served.tensors[n]).clone() for n in names}
 
 
+def floor_ms(trainer, buckets):
+    """Each bucket copied, and about as many of its elements stored as a delta changes, on the GPU."""
+    torch = trainer.torch
+    drawn = torch.randint(1, 2 * NTH, (GIB // 2 // NTH,), device="cuda:0")
+    places = torch.cumsum(drawn, 0)
+    values = torch.ones_like(places, dtype=torch.int16)
+    words = trainer.target.view(torch.int16)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    counts = [int((places < wire.length_of(b) // 2).sum()) for b in buckets]
+    torch.cuda.synchronize()
+    first.record()
+    for bucket, n in zip(buckets, counts):
+        trainer.target[: wire.length_of(bucket)].copy_(trainer.bucket[: wire.length_of(bucket)])
+        words.scatter_(0, places[:n], values[:n])
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last)
+
+
 def by_ipc(args, torch, report):
     named = wire.qwen3_30b_a3b(args.layers)
     trainer = bench_ipc.Trainer(torch, GIB)
-    delta = Delta(torch, named)
-    _, exported = world.export(delta.content)
-    torch.cuda.synchronize()
-    body = {**delta.columns(), "tensor_sizes": delta.sizes(), "packed": True, "delta": True,
-            "base_version": "bench", "weight_version": "bench",
-            "ipc_handles_pickled": world.pickled({world.uuid_of(0): exported})}
-    request = wire.Ready(wire.PATH, body, with_id=False)
+    deltas = [Delta(torch, named, step) for step in range(3)]
+    requests_of = [d.request() for d in deltas]
     with bench_ipc.Served(args, trainer, named, GIB) as served:
         print(f"by IPC: {served.nbytes / 1e9:.1f} GB, {len(named)} tensors; the delta: "
-              f"{delta.content.numel() / 1e9:.3f} GB, {2 * len(delta.rows) + len(delta.small)} parts, "
-              f"{len(request.tail) >> 10} KiB of JSON")
-        raw = [sum(trainer.raw(served.buckets)[1:]) * 1e3 for _ in range(3)]
-        print(f"raw copies of as many bytes: {min(raw):.1f} ms on the GPU")
-        report["raw_ms"] = min(raw)
+              f"{deltas[1].content.numel() / 1e9:.3f} GB, {2 * len(deltas[1].rows) + len(deltas[1].small)} parts, "
+              f"{len(requests_of[1].tail) >> 10} KiB of JSON")
+        report["raw_ms"] = min(sum(trainer.raw(served.buckets)[1:]) * 1e3 for _ in range(3))
+        report["floor_ms"] = min(floor_ms(trainer, served.buckets) for _ in range(3))
+        print(f"on the GPU: raw copies of as many bytes {report['raw_ms']:.1f} ms, with a scatter {report['floor_ms']:.1f} ms")
         for mode in ("one request", "one request, plan_id", "8 connections, plan_id"):
             requests, how = served.ready(mode)
             found = [clocked(lambda r=requests, h=how: served.update(r, h)[1]) for _ in range(N_RUNS)]
             report[f"whole by IPC, {mode}"] = told(f"whole by IPC, {mode}", found)
-        before = some_served(torch, served.server, delta)
-        found = [clocked(lambda: json.loads(served.wire.whole([request]))) for _ in range(N_RUNS + 1)]
-        report["delta by IPC"] = told("delta by IPC, one request", found)
-        report["wrong"] = check(torch, served.server, delta, before)  # an odd number of times
+        before = some_served(torch, served.server, deltas[0])
+        steps = [0] + [1 + i % 2 for i in range(N_RUNS)]  # an odd number of times each
+        found = [clocked(lambda i=i: json.loads(served.wire.whole([requests_of[i]]))) for i in steps]
+        report["first delta by IPC"] = told("delta by IPC with new names", found[:1])
+        report["delta by IPC"] = told("delta by IPC, one request", found[1:])
+        report["wrong"] = check(torch, served.server, [deltas[i] for i in range(3) if steps.count(i) % 2], before)
         last = [line for line in served.server.read_log().splitlines() if '"bytes_in"' in line]
         print("the server's last requests:", *last[-3:], sep="\n  ")
+    best = min(report["delta by IPC"]["ms"])
     wholes = [min(report[k]["ms"]) for k in report if k.startswith("whole by IPC")]
-    print(f"delta to whole by IPC: {min(report['delta by IPC']['ms']) / min(wholes):.2f} of the fastest way; "
-          f"to raw copies of all bytes: {min(report['delta by IPC']['ms']) / report['raw_ms']:.2f}")
+    print(f"delta to whole by IPC: {best / min(wholes):.2f} of the fastest way; "
+          f"to raw copies of all bytes: {best / report['raw_ms']:.2f}; "
+          f"to these and a scatter: {best / report['floor_ms']:.2f}")
 
 
 # --- NCCL
