@@ -33,6 +33,7 @@ void signals_block(void)
     (void)sigaddset(&set, SIGQUIT);
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGCHLD, SIG_DFL); /* else an ended child's id could be another process's */
 }
 
 static struct timespec time_of(uint64_t us)

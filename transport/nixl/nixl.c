@@ -31,9 +31,10 @@ enum {
     START_MS = 60000, /* of the child that nixl_new starts */
     NAME_MAX_LEN = 48,
     ENV_MAX = 32,
-    ENV_TEXT_MAX = 512,
     LINE_MAX_LEN = 240,
-    FD_LEAST = 16 /* above those that the child gets */
+    READS_MAX = 32,                     /* of output at once: whoever writes it may be faster */
+    USED_AFTER_US = NIXL_IDLE_MS * 900, /* the last reply: later the child may be about to end */
+    FD_LEAST = 16                       /* above those that the child gets */
 };
 
 struct nixl {
@@ -48,6 +49,7 @@ struct nixl {
 
     atomic_bool taken; /* by nixl_begin; what follows is that thread's */
     bool reading;      /* a read is not waited for */
+    uint64_t replied_us;
     int socket, windows_fd, output;
     uint8_t *windows;
     char line[LINE_MAX_LEN]; /* of output, so far */
@@ -59,6 +61,7 @@ struct nixl {
 static void end_line(struct nixl *n)
 {
     n->line[n->line_len] = '\0';
+    (void)utf8_clean(n->line);
     if ((n->line[0] == 'E' && isdigit((unsigned char)n->line[1])) ||
         strstr(n->line, " ERROR ") != NULL || strstr(n->line, "Assertion") != NULL ||
         strstr(n->line, "Caught signal") != NULL)
@@ -71,7 +74,7 @@ static void drain_output(struct nixl *n)
     char data[4096];
     ssize_t len;
 
-    while ((len = read(n->output, data, sizeof data)) > 0)
+    for (int k = 0; k < READS_MAX && (len = read(n->output, data, sizeof data)) > 0; k++)
         for (ssize_t i = 0; i < len; i++) {
             if (data[i] == '\n')
                 end_line(n);
@@ -161,7 +164,7 @@ static int wait_socket(struct nixl *n, short events, const struct progress *p, s
             drain_output(n);
         if ((fds[1].revents & POLLHUP) != 0)
             fds[1].fd = -1;
-        if (fds[0].revents == 0 && p != NULL && progress_check(p, e) != 0) {
+        if (progress_check(p, e) != 0) { /* also if it sends a byte now and then */
             (void)kill_child(n);
             return -1;
         }
@@ -203,38 +206,51 @@ static int receive_reply(struct nixl *n, struct nixl_reply *r, const struct prog
         at += done > 0 ? done : 0;
         nbytes -= done > 0 ? (size_t)done : 0;
     }
+    n->replied_us = clock_now_us();
     r->version[sizeof r->version - 1] = '\0';
     r->msg[sizeof r->msg - 1] = '\0';
-    if (utf8_valid_prefix(r->msg, strlen(r->msg)) < strlen(r->msg))
-        r->msg[0] = '\0';
+    (void)utf8_clean(r->version);
+    (void)utf8_clean(r->msg);
     return r->code == ERR_NONE ? 0 : child_failed(n, r, e);
 }
 
-/* A few of the server's own variables, and what UCX and NIXL are to do. A key is in none. */
-static void make_environment(const struct nixl *n, char *env[ENV_MAX],
-                             char texts[ENV_MAX][ENV_TEXT_MAX])
+/* NAME=value, malloc'ed. */
+static char *variable(const char *name, const char *value)
+{
+    size_t cap = strlen(name) + strlen(value) + 2;
+    char *text = malloc(cap);
+
+    if (text != NULL)
+        (void)snprintf(text, cap, "%s=%s", name, value);
+    return text;
+}
+
+/* A few of the server's own variables, and what UCX and NIXL are to do. A key is in none.
+ * @env  each is malloc'ed. Returns: false: no memory */
+static bool make_environment(const struct nixl *n, char *env[ENV_MAX])
 {
     static const char *const kept[] = {"LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "HOME",
                                        "TMPDIR",          "ASAN_OPTIONS",         "LSAN_OPTIONS",
                                        "TSAN_OPTIONS",    "UBSAN_OPTIONS"};
     /* A segment that is smaller than a peer's crashes the reader. */
-    static const char *const fixed[] = {"UCX_TCP_RX_SEG_SIZE=512k",   "UCX_TCP_KEEPIDLE=3s",
-                                        "UCX_TCP_KEEPCNT=3",          "UCX_TCP_KEEPINTVL=1s",
-                                        "UCX_WARN_UNUSED_ENV_VARS=n", "UCX_HANDLE_ERRORS=bt",
-                                        "UCX_MEMTYPE_CACHE=n"};
+    const char *const set[][2] = {{"UCX_TCP_RX_SEG_SIZE", "512k"},
+                                  {"UCX_TCP_KEEPIDLE", "3s"},
+                                  {"UCX_TCP_KEEPCNT", "3"},
+                                  {"UCX_TCP_KEEPINTVL", "1s"},
+                                  {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+                                  {"UCX_HANDLE_ERRORS", "bt"},
+                                  {"UCX_MEMTYPE_CACHE", "n"},
+                                  {"UCX_NET_DEVICES", n->cfg.devices},
+                                  {"UCX_TLS", n->cfg.tls}};
     size_t count = 0;
 
     for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
-        if (getenv(kept[i]) != NULL)
-            (void)snprintf(texts[count++], ENV_TEXT_MAX, "%s=%s", kept[i], getenv(kept[i]));
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
-        (void)snprintf(texts[count++], ENV_TEXT_MAX, "%s", fixed[i]);
-    (void)snprintf(texts[count++], ENV_TEXT_MAX, "UCX_NET_DEVICES=%s", n->cfg.devices);
-    if (n->cfg.tls != NULL)
-        (void)snprintf(texts[count++], ENV_TEXT_MAX, "UCX_TLS=%s", n->cfg.tls);
-    for (size_t i = 0; i < count; i++)
-        env[i] = texts[i];
-    env[count] = NULL;
+        if (getenv(kept[i]) != NULL && (env[count++] = variable(kept[i], getenv(kept[i]))) == NULL)
+            return false;
+    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++)
+        if (set[i][1] != NULL && (env[count++] = variable(set[i][0], set[i][1])) == NULL)
+            return false;
+    return true;
 }
 
 /* The same descriptor, above those that the child gets. */
@@ -279,16 +295,15 @@ static int make_pipes(struct nixl *n, int theirs[2])
 
 static int spawn(struct nixl *n, const int theirs[2], pid_t *pid)
 {
-    char texts[ENV_MAX][ENV_TEXT_MAX], *env[ENV_MAX], parent[16], command[] = NIXL_CHILD_COMMAND;
+    char *env[ENV_MAX] = {NULL}, parent[16], command[] = NIXL_CHILD_COMMAND;
     const char *program = n->cfg.program != NULL ? n->cfg.program : "/proc/self/exe";
     char *argv[] = {(char[]){"baton"}, command, strdup(n->cfg.library), n->name, parent, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t none, all;
-    int rc;
+    int rc = ENOMEM;
 
     (void)snprintf(parent, sizeof parent, "%ld", (long)getpid());
-    make_environment(n, env, texts);
     (void)sigemptyset(&none);
     (void)sigfillset(&all);
     (void)posix_spawn_file_actions_init(&files);
@@ -301,10 +316,13 @@ static int spawn(struct nixl *n, const int theirs[2], pid_t *pid)
     (void)posix_spawn_file_actions_adddup2(&files, theirs[1], STDERR_FILENO);
     (void)posix_spawn_file_actions_adddup2(&files, theirs[0], NIXL_FD_SOCKET);
     (void)posix_spawn_file_actions_adddup2(&files, n->windows_fd, NIXL_FD_WINDOWS);
-    rc = argv[2] == NULL ? ENOMEM : posix_spawn(pid, program, &files, &attr, argv, env);
+    if (argv[2] != NULL && make_environment(n, env))
+        rc = posix_spawn(pid, program, &files, &attr, argv, env);
     (void)posix_spawn_file_actions_destroy(&files);
     (void)posix_spawnattr_destroy(&attr);
     free(argv[2]);
+    for (size_t i = 0; env[i] != NULL; i++)
+        free(env[i]);
     return rc;
 }
 
@@ -375,7 +393,7 @@ void nixl_free(struct nixl *n)
 void nixl_info(struct nixl *n, struct nixl_info *out)
 {
     mtx_lock(&n->lock);
-    if (n->pid > 0 && waitpid(n->pid, &n->status, WNOHANG) == n->pid)
+    if (n->pid > 0 && waitpid(n->pid, &n->status, WNOHANG) != 0)
         n->pid = 0;
     *out = n->info;
     out->n_started = n->n_started;
@@ -414,12 +432,12 @@ static int send_agents(struct nixl *n, const struct nixl_agent *agents, uint32_t
     return receive_reply(n, &r, p, e);
 }
 
-/* The child of the last read, unless it has ended. */
+/* The child of the last read, unless it has ended, or is about to. */
 static bool child_is_there(struct nixl *n)
 {
     struct pollfd in = {.fd = n->socket, .events = POLLIN};
 
-    return n->socket >= 0 && poll(&in, 1, 0) == 0;
+    return n->socket >= 0 && !clock_passed(n->replied_us + USED_AFTER_US) && poll(&in, 1, 0) == 0;
 }
 
 int nixl_begin(struct nixl *n, const struct nixl_agent *agents, uint32_t count,

@@ -243,10 +243,12 @@ static int make_part(struct child *c, struct part *p, uint8_t *window, const str
         nixl_try(x->create_xfer_dlist((int)p->mem, &remote), "create_xfer_dlist", e) != 0)
         return -1;
     for (uint32_t i = p->first; i < n; i++)
-        if (s[i].agent == p->agent && s[i].mem == p->mem) {
-            (void)x->xfer_dlist_add_desc(local, (uintptr_t)(window + s[i].at), s[i].nbytes, 0);
-            (void)x->xfer_dlist_add_desc(remote, s[i].addr, s[i].nbytes, s[i].device);
-        }
+        if (s[i].agent == p->agent && s[i].mem == p->mem &&
+            (nixl_try(x->xfer_dlist_add_desc(local, (uintptr_t)(window + s[i].at), s[i].nbytes, 0),
+                      "xfer_dlist_add_desc", e) != 0 ||
+             nixl_try(x->xfer_dlist_add_desc(remote, s[i].addr, s[i].nbytes, s[i].device),
+                      "xfer_dlist_add_desc", e) != 0))
+            return -1;
     status = x->create_xfer_req(c->agent, NIXL_READ, local, remote, name, &p->request, c->options);
     (void)x->destroy_xfer_dlist(local);
     (void)x->destroy_xfer_dlist(remote);
@@ -320,10 +322,16 @@ static void serve_command(struct child *c)
     reply(c, "", &e);
 }
 
-/* The server's descriptors are closed by the kernel; what it forgot to mark is closed here. */
+/* The server's descriptors are closed by the kernel; what it forgot to mark is closed here. A
+ * signal to all processes of a terminal or a service asks the server to drain, and so the update
+ * that is under way to go on. */
 static void leave_the_server(const char *parent)
 {
+    static const int of_all[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     struct rlimit no_core = {0, 0};
+
+    for (size_t i = 0; i < sizeof of_all / sizeof of_all[0]; i++)
+        (void)signal(of_all[i], SIG_IGN);
 
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (getppid() != (pid_t)strtol(parent, NULL, 10))

@@ -86,7 +86,10 @@ static int nixl_fill(struct source *source, const struct tensor_list *list, uint
         uint64_t k = at / NIXL_WINDOW_NBYTES, in = at % NIXL_WINDOW_NBYTES;
 
         to = (k + 1) * NIXL_WINDOW_NBYTES < end ? (k + 1) * NIXL_WINDOW_NBYTES : end;
-        if (progress_check(p, e) != 0 || (k == s->n_landed && land_window(s, list, k, p, e) != 0))
+        while (k >= s->n_landed)
+            if (land_window(s, list, s->n_landed, p, e) != 0)
+                return -1;
+        if (progress_check(p, e) != 0)
             return -1;
         nixl_plan_copy(s->plan, at, to, nixl_window(s->nixl, (uint32_t)(k % NIXL_WINDOWS)) + in,
                        dst, begin, p);
