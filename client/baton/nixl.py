@@ -1,7 +1,8 @@
 """Pushes by NIXL: this process registers the memory of its tensors, and the server reads it.
 
-The process has one NIXL agent, made at the first push. The memory is registered while a push lasts. After any answer
-the server reads it no more; if there was none, the tensors stay registered, and are kept, until the process ends."""
+The process has one NIXL agent, made at the first push. The memory is registered while a push lasts. After any answer of
+the server it reads it no more; if there was none, or only a proxy's, the tensors stay registered, and are kept, until the
+process ends."""
 
 import base64
 import contextlib
@@ -17,6 +18,7 @@ from .gpu import gpu_checksums, is_cuda, on_gpus
 from .progress import Watch
 from .tensors import as_tensors, checksum
 
+NOT_SENT = (ConnectionRefusedError, FileNotFoundError, socket.gaierror)
 MODULES = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
 _lock = threading.Lock()
 _agents = {}  # by process: a child of fork() has none
@@ -116,13 +118,16 @@ def by_nixl(pairs, checksums, timeout):
         body.update({"checksums": _checksums(memories)} if checksums else {"unchecked": True})
 
         def send(url, members, progress):
+            unanswered.append(url)  # also if this thread is interrupted
             try:
                 with Watch(url, progress):
-                    return ask(url, "POST", "/v1/update_weights", dict(body, **members), timeout=timeout)
+                    answer = ask(url, "POST", "/v1/update_weights", dict(body, **members), timeout=timeout)
             except BatonError as e:
-                if not e.status:
-                    unanswered.append(url)
+                if e.code if e.status else isinstance(e.__cause__, NOT_SENT):  # a proxy's answer has no code
+                    unanswered.remove(url)
                 raise
+            unanswered.remove(url)
+            return answer
 
         yield send
     finally:

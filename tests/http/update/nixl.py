@@ -2,6 +2,7 @@
 the library and of the trainer: each ends in an answer, and the update after it commits.
 Usage: nixl.py BATON CLIENT_DIR FOLDER DOUBLE DOUBLE_WITHOUT_A_SYMBOL"""
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -238,8 +239,50 @@ def check_client(s):
     same(failed(tensors, s.url, update_id="upd-0").status, 404, "a session that is not there")
     same(nixl_agent.live, [], "memory that is still registered after every answer")
     same(failed(tensors, "http://127.0.0.1:1").status, 0, "no server")
-    check(nixl_agent.live, "memory is kept registered when there was no answer")
+    same(nixl_agent.live, [], "memory that is still registered after a request that never was sent")
+    n = 0
+    for what, said in (("no answer", b""), ("the answer of a proxy", b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 3\r\n\r\nbad")):
+        with Proxy(said) as proxy:
+            failed(tensors, proxy.url)
+        n, before = len(nixl_agent.live), n
+        check(n > before, f"memory is kept registered after {what}")
+    with Proxy(None) as proxy:
+        proxy.came = lambda: os.kill(os.getpid(), signal.SIGINT)
+        try:
+            baton.push(tensors, proxy.url, via="nixl")
+        except KeyboardInterrupt:
+            check(len(nixl_agent.live) > n, "memory is kept registered when a push was interrupted")
+        else:
+            raise AssertionError("it was not interrupted")
     check("not the path" in failed(MANIFEST, s.url).message, "a path")
+
+
+class Proxy:
+    """Between a trainer and a server that it does not reach any more. @said  None: it never answers"""
+
+    def __init__(self, said):
+        self.said, self.came = said, lambda: None
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(self.socket.accept()[0])
+                if not held[-1].recv(65536).startswith(b"POST"):
+                    continue
+                self.came()
+                if self.said is not None:
+                    held[-1].sendall(self.said)
+                    held[-1].shutdown(socket.SHUT_WR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
 
 
 def failed(tensors, url, **more):
@@ -447,6 +490,29 @@ def check_growth(s, agents):
     return n
 
 
+def check_signals(agents):
+    """What a terminal or a service manager sends to all processes does not end a read under way: the server drains. And
+    a server whose starter ignores the ends of its children notices them all the same."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with serve() as s:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        s.post(UPDATE, update_of(agents, version(120), 2))
+        pid, said = child_of(s), []
+        faults("slow")
+        thread = threading.Thread(target=lambda: said.append(s.ask("POST", UPDATE, update_of(agents, version(121), 2))))
+        thread.start()
+        time.sleep(0.1)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+            os.kill(pid, number)
+        thread.join()
+        faults("")
+        check(said[0][0] == 200, f"a read beside signals: {said}")
+        served(s, version(121), "a read beside signals")
+        same(child_of(s), pid, "the process after signals")
+        os.kill(pid, signal.SIGKILL)
+        until("its end is noticed", lambda: not s.status()["nixl"]["running"], 5)
+
+
 def check_child(s):
     """It has its socket, its windows and its output, and no key; it ends with the server."""
     pid = child_of(s)
@@ -526,6 +592,7 @@ def main():
         check_trainer(s, agents)
         n = check_growth(s, agents)
         check_child(s)
+    check_signals(agents)
     for agent in agents:
         agent.close()
     print(f"{n} updates without growth")
