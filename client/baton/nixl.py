@@ -1,8 +1,8 @@
 """Pushes by NIXL: this process registers the memory of its tensors, and the server reads it.
 
-The process has one NIXL agent, made at the first push. The memory is registered while a push lasts. After any answer of
-the server it reads it no more; if there was none, or only a proxy's, the tensors stay registered, and are kept, until the
-process ends."""
+The process has one NIXL agent, made at the first push. The memory is registered while a push lasts. After any answer
+of the server it reads it no more; if there was none, or only a proxy's, the tensors stay registered, and are kept,
+until the process ends."""
 
 import base64
 import contextlib
