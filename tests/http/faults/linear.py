@@ -54,13 +54,15 @@ def options_of(arguments):
                           ("slack-s", 0.25), ("cuda", ""), ("stage", "cuda:0"), ("on-update", ""), ("engine", "vllm"), ("fake-engine", "")):
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--serve-arg", action="append", default=[], help="an option of the server, or of the one in front")
+    parser.add_argument("--seeded", action="store_true", help="engines lose their disks, and read the version from each other")
     parser.add_argument("--self-test", action="store_true", help="broken histories and exchanged contents must be found")
     return parser.parse_args(arguments)
 
 
-def answered(calls):
+def answered(calls, options):
     """Is there anything to check?"""
-    return {"push", "generate"} <= {c["op"] for c in calls if c.get("status") == 200}
+    ops = {c["op"] for c in calls if c.get("status") == 200}
+    return {"push", "generate"} <= ops and (not options.seeded or any(c.get("loses") and c["status"] for c in calls))
 
 
 def run_clients(world, seconds):
@@ -70,7 +72,7 @@ def run_clients(world, seconds):
     for c in clients:
         c.start()
     end = time.monotonic() + seconds
-    while time.monotonic() < end or not answered(list(world.history.calls)) and time.monotonic() < end + PATIENCE_S:
+    while time.monotonic() < end or not answered(list(world.history.calls), world.options) and time.monotonic() < end + PATIENCE_S:
         if world.stop.wait(0.1):
             break
     world.stop.set()
@@ -136,9 +138,10 @@ def main(arguments):
         (c["kind"] if c["how"] == "delta" else c["wrong"], str(c["status"])) for c in calls if "base" in c)
     if n_deltas:
         print("deltas:", ", ".join(f"{what} {status}: {n}" for (what, status), n in sorted(n_deltas.items())))
-    if not answered(calls):
-        check.violation(9, "no version was answered, or no generation: nothing was checked")
-    print(f"versions answered: {n_versions}, restarts: {sum(c['op'] in ('kill', 'term') for c in calls)}")
+    if not answered(calls, options):
+        check.violation(9, "no version was answered, or no generation, or no disk was lost: nothing was checked")
+    restarts = [c for c in calls if c["op"] in ("kill", "term")]
+    print(f"versions answered: {n_versions}, restarts: {len(restarts)}, without a disk: {sum(c['loses'] for c in restarts)}")
     return int(report(check, options))
 
 

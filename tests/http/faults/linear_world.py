@@ -4,6 +4,7 @@ import http.client
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from soak_world import WAIT_S, Process, Trouble
 TRIES_OF_A_LABEL = 100  # of two tags each, of 65521
 CALL_S = 60
 STOP_S, AWAY_S = 6, 3  # the longest time for which a process is stopped, or an engine removed
+CONTROL, WEIGHTS = "control-0123456789ab", "weights-0123456789ab"  # keys of engines that read from each other
 ENDS_WELL = (0, 3)  # 3: the deadline of the drain cut running work
 
 
@@ -73,6 +75,13 @@ class Server:
         self.process = Process(*self.arguments, port=self.port)
         self.port = self.process.port
 
+    def lose_disk(self):
+        """It has no weights when it starts again."""
+        arguments = list(self.arguments)
+        shutil.rmtree(arguments[arguments.index("--state-dir") + 1])
+        arguments[arguments.index("--weights") + 1] = "none"
+        self.arguments = tuple(arguments)
+
     def signal(self, number):
         self.process.process.send_signal(number)
 
@@ -124,6 +133,9 @@ class World:
             self.engines = [linear_doubles.DoubleServer(self.options, f"engine{i}") for i in range(self.options.engines)]
             return
         gpu = ("--device", "cuda:0", "--cuda-library", self.options.cuda)
+        if self.options.seeded:
+            own = (*own, "--api-key-file", self.key_file("keys", f"control {CONTROL}\nweights {WEIGHTS}\n"), "--seed-cidr", "127.0.0.0/8",
+                   "--seed-key-file", self.key_file("weights", WEIGHTS))
         for name in (f"engine{i}" for i in range(self.options.engines)):
             more = gpu if self.mode == "stage" else self._state(name)
             self.engines.append(Server(self.options, name, *self._common(), *own, *more))
@@ -136,8 +148,16 @@ class World:
         self.front = Server(o, "front", *self._common(), *upstreams, "--min-ready", o.min_ready, "--probe-interval", 100,
                             "--probe-timeout", 1000, *(staged if self.mode in ("stage", "staged") else ()), *o.serve_arg)
 
+    def key_file(self, name, text):
+        path = os.path.join(self.options.work, f"{name}.key")
+        with open(path, "w", encoding="ascii", opener=lambda p, f: os.open(p, f, 0o600)) as f:
+            f.write(text)
+        return path
+
     def upstream(self, engine):
-        return f"http://127.0.0.1:{engine.port}" + (f",{self.options.engine}" if self.mode in linear_doubles.MODES else "")
+        kind = self.options.engine if self.mode in linear_doubles.MODES else "baton"
+        key = f",key-file={self.key_file('control', CONTROL)}" if self.options.seeded else ""
+        return f"http://127.0.0.1:{engine.port},{kind}{key}"
 
     def body(self, call):
         """What a trainer sends in JSON"""
@@ -180,16 +200,25 @@ class World:
         kinds = ["kill"] * 3 + ["term"]
         if server is not self.front:
             kinds += ["stop", "leave"] * 2
+            if self.options.seeded and self._is_served_without(server):
+                kinds += ["lose"] * 4
         elif self.engines:
             kinds.append("reload")
         kind = c.rand.choice(kinds)
-        call = self.history.begin(c.name, kind, server=server.name)
+        call = self.history.begin(c.name, "kill" if kind == "lose" else kind, server=server.name, loses=kind == "lose")
         {"kill": self._restart, "term": self._restart, "stop": self._stop, "leave": self._leave,
-         "reload": lambda server, *_: server.signal(signal.SIGHUP)}[kind](server, c, call)
+         "reload": lambda server, *_: server.signal(signal.SIGHUP)}[call["op"]](server, c, call)
         self.history.end(call, 200, {})
 
+    def _is_served_without(self, server):
+        """Does another engine have the version too?"""
+        engines = self.ask("GET", "/v1/status")[1].get("upstreams", {}).get("list", [])
+        return any(u["state"] == "serving" and u["upstream"] != f"http://127.0.0.1:{server.port}" for u in engines)
+
     def _restart(self, server, c, call):
-        server.die(signal.SIGKILL if call["op"] == "kill" else signal.SIGTERM)
+        server.die(signal.SIGTERM if call["op"] == "term" else signal.SIGKILL)
+        if call["loses"]:
+            server.lose_disk()
         self.stop.wait(c.rand.random() * (0.3 if server is self.front else 2))
         server.start()
         call["started"] = self.history.now()
