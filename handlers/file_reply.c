@@ -69,7 +69,8 @@ static void file_send_wait(struct file_send *s)
     mtx_unlock(&s->lock);
 }
 
-/* Sends a piece, unless the client has to read first. Errors: those of the source; ERR_GONE. */
+/* Sends a piece, unless the client has to read first, or it is not there yet. Errors: those of the
+ * source; ERR_GONE. */
 static int file_send_piece(struct file_send *s, bool *waits, struct err *e)
 {
     uint64_t n = s->end - s->at < FILE_PIECE_NBYTES ? s->end - s->at : FILE_PIECE_NBYTES;
@@ -77,10 +78,10 @@ static int file_send_piece(struct file_send *s, bool *waits, struct err *e)
     *waits = http_request_stream_unsent(s->x) > FILE_UNSENT_MAX;
     if (*waits)
         n = 0;
-    if (s->source.read(s->source.arg, s->at, n, s->piece, e) != 0)
+    if (s->source.read(s->source.arg, s->at, &n, s->piece, e) != 0)
         return -1;
     if (http_request_disconnected(s->x) ||
-        (!*waits && http_request_stream_write(s->x, s->piece, n) != 0))
+        (n > 0 && http_request_stream_write(s->x, s->piece, n) != 0))
         return err_set(e, ERR_GONE, "", "the client disconnected");
     s->at += n;
     return 0;

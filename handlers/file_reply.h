@@ -13,9 +13,10 @@ struct app;
 struct file_source {
     uint64_t nbytes;    /* > 0 */
     const char *digest; /* of its bytes, for ETag; borrowed for the call */
-    /* Copy bytes [at, at + n) to `out`; with n 0 only find out whether that is still possible.
+    /* Copy bytes [at, at + *n) to `out`; with 0 only find out whether that is still possible. *n
+     * becomes less if not all are there yet; 0: none, for which it has waited a moment.
      * Threads: one of app->weights->file_threads, one at a time. Errors: any: the reply is cut. */
-    int (*read)(void *arg, uint64_t at, uint64_t n, void *out, struct err *e);
+    int (*read)(void *arg, uint64_t at, uint64_t *n, void *out, struct err *e);
     void (*end)(void *arg); /* once, when nothing reads any more; any thread */
     void *arg;
 };

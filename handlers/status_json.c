@@ -178,9 +178,10 @@ json_t *status_seed_json(const struct app *app)
     if (app->weights->seeder == NULL)
         return json_null();
     seeder_info(app->weights->seeder, &info);
-    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:I, s:o}", "state", seeder_state_name(info.state),
-                     "peer", text_or_null(info.peer), "error", text_or_null(info.error.msg),
-                     "versions", (json_int_t)info.n_versions, "failures",
-                     (json_int_t)info.n_failures, "nbytes_read", (json_int_t)info.nbytes_read,
-                     "seeded_from", seeded_from_json(&info));
+    return json_pack(
+        "{s:s, s:o, s:o, s:I, s:I, s:I, s:b, s:o}", "state", seeder_state_name(info.state), "peer",
+        text_or_null(info.peer), "error", text_or_null(info.error.msg), "versions",
+        (json_int_t)info.n_versions, "failures", (json_int_t)info.n_failures, "nbytes_read",
+        (json_int_t)info.nbytes_read, "passes", (int)store_has_host(app->weights->store),
+        "seeded_from", seeded_from_json(&info));
 }

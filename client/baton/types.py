@@ -197,6 +197,7 @@ class StatusWeights(TypedDict, total=False):
     nbytes: int
     n_tensors: int
     plan_digest: str
+    digest: Optional[str]
     versions_alive: int
     n_commits: int
     age_s: Optional[float]
@@ -732,6 +733,7 @@ class Seed(TypedDict, total=False):
     versions: int
     failures: int
     nbytes_read: int
+    passes: bool
     seeded_from: Optional[SeedSeededFrom]
 
 

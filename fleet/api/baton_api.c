@@ -136,16 +136,15 @@ static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
 
 static void read_seed(struct upstream_report *out, const json_t *status)
 {
-    const json_t *seed = json_object_get(status, "seed"),
-                 *from = json_object_get(seed, "seeded_from");
+    const json_t *seed = json_object_get(status, "seed");
     int64_t serial = json_integer_value(api_at(status, "/weights/serial"));
 
     out->takes_seeds = json_is_object(seed);
+    out->passes_seeds = json_is_true(json_object_get(seed, "passes"));
     out->serial = serial > 0 ? (uint64_t)serial : 0;
-    if (serial <= 0 || json_integer_value(json_object_get(from, "serial")) != serial)
-        return;
-    api_copy_text(out->seeded_from, json_object_get(from, "boot_id"));
-    out->seeded_serial = (uint64_t)json_integer_value(json_object_get(from, "peer_serial"));
+    api_copy_text(out->digest, api_at(status, "/weights/digest"));
+    if (strcmp(api_text(seed, "state", ""), "seeding") == 0)
+        api_copy_text(out->seeding_from, json_object_get(seed, "peer"));
 }
 
 static void baton_read_status(struct upstream_report *out, const char *text, size_t len)

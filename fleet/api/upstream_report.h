@@ -29,11 +29,12 @@ struct upstream_report {
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, if its API differs between releases */
     bool has_lora;                       /* it can load adapters, if its API differs by that */
     char update_id[FLEET_UPDATE_ID_MAX +
-                   1];                     /* its own update that made the weights that it serves */
-    bool takes_seeds;                      /* it reads versions of peers, if it is asked to */
-    uint64_t serial;                       /* of its weights, in this process; 0: not known */
-    char seeded_from[FLEET_LABEL_MAX + 1]; /* the process of the peer that they came from, … */
-    uint64_t seeded_serial;                /* … where they have this serial */
+                   1]; /* its own update that made the weights that it serves */
+    bool takes_seeds;  /* it reads versions of peers, if it is asked to, … */
+    bool passes_seeds; /* … and gives others what it is reading */
+    char seeding_from[FLEET_LABEL_MAX + 1]; /* the peer that it reads from now */
+    uint64_t serial;                        /* of its weights, in this process; 0: not known */
+    char digest[FLEET_LABEL_MAX + 1];       /* of their bytes; "": not known */
     const char *held; /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
                          does not say */
     enum report_sleep { SAYS_NOTHING, SAYS_AWAKE, SAYS_ASLEEP } sleep; /* by any client */

@@ -42,8 +42,7 @@ struct fleet_gate {
 /* From which other one an engine reads the fleet's version (fleet/want/fleet_seed.c). */
 struct fleet_seed {
     const struct upstream *from; /* asked first; only compared; NULL: none */
-    uint64_t until_us;           /* it counts as busy with that */
-    struct retry retry;
+    uint64_t until_us;           /* it counts as busy with that, whatever it says */
 };
 
 /* What the engines joined for transfers (fleet/calls/fleet_transfer.h). */

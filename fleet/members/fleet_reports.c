@@ -197,13 +197,13 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
     have_version(&u->have, f->serial);
 }
 
-/* It says that it serves what another engine has under this serial, and that one serves the fleet's
- * version: each byte was compared with the checksums of the other. */
+/* It says that its bytes have this digest, which each of them was compared for, and one that serves
+ * the fleet's version has the same: whoever it read them from. */
 static void check_seed_locked(const struct fleet *f, struct upstream *u,
                               const struct upstream_report *report)
 {
-    if (f->updating || f->serial == 0 || report->is_stale || report->seeded_from[0] == '\0' ||
-        report->seeded_serial == 0 || strcmp(report->label, f->label) != 0 ||
+    if (f->updating || f->serial == 0 || report->is_stale || report->digest[0] == '\0' ||
+        strcmp(report->label, f->label) != 0 ||
         (fleet_is_synced(f, u) && !have_is_broken(&u->have)) || !fleet_may_seed(u) ||
         u->have.sleep.weights == SLEEP_UNKNOWN)
         return;
@@ -211,8 +211,7 @@ static void check_seed_locked(const struct fleet *f, struct upstream *u,
         const struct upstream *from = f->list->items[i];
 
         if (from == u || !fleet_is_synced(f, from) || have_is_broken(&from->have) ||
-            upstream_is_removed(from) || from->report.serial != report->seeded_serial ||
-            strcmp(from->report.process, report->seeded_from) != 0)
+            upstream_is_removed(from) || strcmp(from->report.digest, report->digest) != 0)
             continue;
         have_version(&u->have, f->serial);
         memcpy(u->update_id, report->update_id, sizeof u->update_id);

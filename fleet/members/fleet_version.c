@@ -34,6 +34,7 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, const 
     (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
     u->report.not_ready[0] = '\0';
     u->report.serial = 0; /* its next report says which it has there */
+    u->report.digest[0] = '\0';
     fleet_clear_failure_locked(u);
 }
 

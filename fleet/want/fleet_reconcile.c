@@ -40,7 +40,7 @@ static const struct {
     [ASPECT_PAUSE] = {fleet_pause_differs_locked, .drive = fleet_pause_drive},
     [ASPECT_SLEEP] = {fleet_sleep_differs_locked, .drive = fleet_sleep_drive},
     [ASPECT_OWN_UPDATE] = {fleet_own_update_differs_locked, .drive = fleet_own_updates_drive},
-    [ASPECT_VERSION] = {fleet_seed_differs_locked, .give = fleet_give_version},
+    [ASPECT_VERSION] = {fleet_seed_differs_locked, .drive = fleet_seed_drive},
     [ASPECT_CACHES] = {caches_differ_locked, .give = fleet_give_caches},
     [ASPECT_ADAPTERS] = {adapters_differ_locked, .give = fleet_give_adapter},
     [ASPECT_NAME] = {name_differs_locked, .give = fleet_give_name},

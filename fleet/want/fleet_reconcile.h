@@ -6,8 +6,9 @@
  * brought in line with the others, and nothing is remembered for it.
  *
  * Where the requests need a lock of the fleet, as those of a pause, one job asks all engines that
- * differ at the same time. For the rest each engine has a job of its own, so that one that hangs
- * does not delay the others. */
+ * differ at the same time; and one asks one after the other to read the version, where each next
+ * one may read from those before. For the rest each engine has a job of its own, so that one that
+ * hangs does not delay the others. */
 #ifndef BATON_FLEET_WANT_FLEET_RECONCILE_H
 #define BATON_FLEET_WANT_FLEET_RECONCILE_H
 
@@ -26,9 +27,9 @@ enum aspect {
     ASPECT_PAUSE,
     ASPECT_SLEEP,
     ASPECT_OWN_UPDATE,
+    ASPECT_VERSION,
     ASPECTS_OF_ALL,
-    ASPECT_VERSION = ASPECTS_OF_ALL,
-    ASPECT_CACHES,
+    ASPECT_CACHES = ASPECTS_OF_ALL,
     ASPECT_ADAPTERS,
     ASPECT_NAME,
     ASPECTS
@@ -71,7 +72,8 @@ static inline void fleet_aspect_tried_locked(struct retry *retry, bool ok)
  * fleet_<aspect>_drive - ask all that differ. Threads: those that may wait for engines; no lock
  * held. Blocks: for the lock, and up to the time of its requests. Of the pause: for the pause lock,
  * then up to three times 2 s; of the sleep: not for the operation lock, then up to twice
- * FLEET_STEP_US; of own updates: for the abort lock, then as fleet_close_own_updates. */
+ * FLEET_STEP_US; of own updates: for the abort lock, then as fleet_close_own_updates;
+ * of the version: for 2 s an engine. */
 typedef bool fleet_differs_fn(struct fleet_control *fc, struct upstream *upstream,
                               const struct upstream_info *info);
 fleet_differs_fn fleet_pause_differs_locked, fleet_sleep_differs_locked,
@@ -79,12 +81,12 @@ fleet_differs_fn fleet_pause_differs_locked, fleet_sleep_differs_locked,
 void fleet_pause_drive(struct fleet_control *fc);
 void fleet_sleep_drive(struct fleet_control *fc);
 void fleet_own_updates_drive(struct fleet_control *fc);
+void fleet_seed_drive(struct fleet_control *fc);
 
 /* fleet_give_<aspect> - give it to this engine. They take no operation lock: a trainer's load may
  * come at any moment, and is newer than what they do; where the two overlap, what the engine has is
  * unknown (fleet/members/have.h). Threads and blocking: as above, up to the time of their requests.
  * Returns: false: it failed, and is due later; or nothing was to be done. */
-bool fleet_give_version(struct fleet_control *fc, struct upstream *upstream);
 bool fleet_give_caches(struct fleet_control *fc, struct upstream *upstream);
 bool fleet_give_adapter(struct fleet_control *fc, struct upstream *upstream);
 bool fleet_give_name(struct fleet_control *fc, struct upstream *upstream);

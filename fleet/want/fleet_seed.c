@@ -1,7 +1,10 @@
-/* Has a baton that lacks the fleet's version read it from others that serve it. It says itself
- * where a version came from, and fleet_probe_ok decides by that whether it serves the fleet's. */
+/* Has a baton that lacks the fleet's version read it from another that serves it, or is reading it
+ * itself: so ten that lack it read it one from the other, each at the rate of its own link. It says
+ * itself what it serves then, and fleet_probe_ok decides by that whether it is the fleet's. */
 #include "base/log.h"
 #include "fleet/calls/fleet_priv.h"
+
+#include <stdlib.h>
 
 enum {
     SEED_SOURCES_MAX = 4, /* it goes on to the next when one fails */
@@ -16,53 +19,86 @@ bool fleet_seed_differs_locked(struct fleet_control *fc, struct upstream *upstre
     return info->alive && !info->removed && info->wants_seed && !info->may_sleep &&
            !fc->sleep.weights && fc->session == NULL &&
            !fleet_engine_is_held_locked(fc, upstream) &&
-           retry_is_due(&fleet_engine(upstream)->seed.retry);
+           retry_is_due(&fleet_engine(upstream)->retry[ASPECT_VERSION]);
 }
 
-/* How many others are seeded by this one first. */
-static uint32_t n_seeded_locked(const struct upstream_list *all, const struct upstream *from,
-                                const struct upstream *but)
+/* The engines, and who reads from whom. */
+struct seeded {
+    struct upstream *it;
+    bool serves, passes, differs;
+    size_t from; /* index of that which it reads from; the number of them: of none */
+};
+
+/* As it was told just now, or as it says. */
+static size_t read_from_locked(const struct upstream_list *all, struct upstream *it,
+                               const struct upstream_info *info)
 {
-    uint32_t n = 0;
+    const struct fleet_seed *seed = &fleet_engine(it)->seed;
+    bool told = seed->from != NULL && !clock_passed(seed->until_us);
+    size_t i = told || info->report.seeding_from[0] != '\0' ? 0 : all->n;
+
+    while (i < all->n &&
+           (told ? all->items[i] != seed->from
+                 : strcmp(upstream_name(all->items[i]), info->report.seeding_from) != 0))
+        i++;
+    return i;
+}
+
+/* Returns whether one differs. */
+static bool look(struct fleet_control *fc, const struct upstream_list *all, struct seeded *out)
+{
+    bool differ = false;
 
     for (size_t i = 0; i < all->n; i++) {
-        const struct fleet_seed *s = &fleet_engine(all->items[i])->seed;
-
-        n += all->items[i] != but && s->from == from && !clock_passed(s->until_us);
-    }
-    return n;
-}
-
-/* Those that serve the fleet's version, the least busy first; one that is busy only as another. */
-static size_t find_sources(struct fleet_control *fc, struct upstream *upstream,
-                           const struct upstream_list *all, const char **urls)
-{
-    mtx_auto held = mtx_hold(&fc->lock);
-    struct fleet_seed *seed = &fleet_engine(upstream)->seed;
-    uint32_t fewest = SEEDED_BY_ONE_MAX;
-    size_t n = 0;
-
-    seed->from = NULL;
-    for (size_t i = 0; i < all->n && n < SEED_SOURCES_MAX; i++) {
         struct upstream *it = all->items[i];
-        uint32_t n_seeded = n_seeded_locked(all, it, upstream);
         struct upstream_info info;
 
         fleet_info(fleet_of(fc), it, &info);
-        if (it == upstream || info.out != 0 || info.report.serial == 0)
-            continue;
-        urls[n] = upstream_name(it);
-        if (n_seeded < fewest) {
-            fewest = n_seeded;
-            urls[n] = urls[0];
-            urls[0] = upstream_name(it);
-            seed->from = it;
-        }
-        n++;
+        mtx_lock(&fc->lock);
+        out[i] = (struct seeded){.it = it,
+                                 .serves = info.out == 0 && info.report.serial != 0,
+                                 .passes = info.alive && info.report.passes_seeds,
+                                 .differs = fleet_seed_differs_locked(fc, it, &info),
+                                 .from = read_from_locked(all, it, &info)};
+        mtx_unlock(&fc->lock);
+        differ = differ || out[i].differs;
     }
-    if (seed->from != NULL)
-        seed->until_us = clock_after_us(SEED_AGAIN_US + SEED_REQUEST_US);
-    return seed->from != NULL ? n : 0;
+    return differ;
+}
+
+/* Does what an engine reads come from one that serves the version, and not from `which`? */
+static bool has_source(const struct seeded *s, size_t n, size_t i, size_t which)
+{
+    for (size_t hops = 0; hops < n && i < n && i != which && !s[i].serves; hops++)
+        i = s[i].passes ? s[i].from : n;
+    return i < n && i != which;
+}
+
+/* The least busy first, of those that serve the version before those that are reading it; then
+ * others that serve it. */
+static size_t find_sources(struct seeded *s, size_t n, size_t which, const char **urls)
+{
+    uint32_t least = 2 * SEEDED_BY_ONE_MAX;
+    size_t n_urls = 1, first = n;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t busy = !s[i].serves;
+
+        for (size_t k = 0; k < n; k++)
+            busy += k != which && s[k].from == i ? 2 : 0;
+        if (busy < least && has_source(s, n, i, which)) {
+            least = busy;
+            first = i;
+        }
+    }
+    s[which].from = first;
+    if (first == n)
+        return 0;
+    urls[0] = upstream_name(s[first].it);
+    for (size_t i = 0; i < n && n_urls < SEED_SOURCES_MAX; i++)
+        if (i != which && i != first && s[i].serves)
+            urls[n_urls++] = upstream_name(s[i].it);
+    return n_urls;
 }
 
 static void log_seed(struct upstream *upstream, const char *from, const struct err *why)
@@ -76,31 +112,52 @@ static void log_seed(struct upstream *upstream, const char *from, const struct e
     log_event(&r);
 }
 
-bool fleet_give_version(struct fleet_control *fc, struct upstream *upstream)
+static void note_told_locked(struct fleet_control *fc, struct upstream *it,
+                             const struct upstream *from, bool ok)
 {
-    upstream_list_auto *all = upstreams_list(fc->upstreams);
-    struct fleet_seed *seed = &fleet_engine(upstream)->seed;
+    struct fleet_engine *engine = fleet_engine(it);
+
+    mtx_assert_held(&fc->lock);
+    engine->seed.from = from;
+    engine->seed.until_us = clock_after_us(SEED_AGAIN_US + SEED_REQUEST_US);
+    fleet_aspect_tried_locked(&engine->retry[ASPECT_VERSION], ok);
+    if (ok)
+        engine->retry[ASPECT_VERSION].due_us = clock_after_us(SEED_AGAIN_US);
+}
+
+static void give_version(struct fleet_control *fc, struct seeded *s, size_t n, size_t which)
+{
     const char *urls[SEED_SOURCES_MAX];
-    const struct api_args args = {.ids = urls, .n_ids = find_sources(fc, upstream, all, urls)};
-    const struct fleet_target target = {.upstream = upstream, .args = &args};
+    size_t said = s[which].from;
+    const struct api_args args = {.ids = urls, .n_ids = find_sources(s, n, which, urls)};
+    const struct fleet_target target = {.upstream = s[which].it, .args = &args};
     fleet_results_auto results = {0};
     struct err why = {0};
-    bool seeds = false;
+    bool ok = false, seeds = false;
 
     if (args.n_ids > 0 &&
         fleet_request(fc, API_SEED, &target, 1, SEED_REQUEST_US, &results, &why) == 0) {
         why = results.list[0].why;
         seeds = results.list[0].status == err_http_status(ERR_CONFLICT); /* it does already */
+        ok = seeds || why.code == ERR_NONE;
         if (!seeds)
-            log_seed(upstream, urls[0], &why);
+            log_seed(s[which].it, urls[0], &why);
     }
+    if (seeds || !ok)
+        s[which].from = seeds ? said : n;
     mtx_lock(&fc->lock);
-    if (args.n_ids > 0 && (seeds || why.code == ERR_NONE)) {
-        seed->retry = (struct retry){.due_us = clock_after_us(SEED_AGAIN_US)};
-    } else {
-        seed->from = NULL;
-        fleet_aspect_tried_locked(&seed->retry, false);
-    }
+    note_told_locked(fc, s[which].it, ok && !seeds ? s[s[which].from].it : NULL, ok);
     mtx_unlock(&fc->lock);
-    return false; /* its next probe shows what came of it */
+}
+
+void fleet_seed_drive(struct fleet_control *fc)
+{
+    upstream_list_auto *all = upstreams_list(fc->upstreams);
+    struct seeded *s = calloc(all->n, sizeof *s);
+
+    if (s != NULL && look(fc, all, s))
+        for (size_t i = 0; i < all->n; i++)
+            if (s[i].differs)
+                give_version(fc, s, all->n, i);
+    free(s); /* without memory it is tried again */
 }

@@ -41,7 +41,7 @@ static int adapter_export_tensor(void *arg, uint32_t i, uint64_t offset, uint64_
     return 0;
 }
 
-static int adapter_export_read(void *arg, uint64_t at, uint64_t n, void *out, struct err *e)
+static int adapter_export_read(void *arg, uint64_t at, uint64_t *n, void *out, struct err *e)
 {
     const struct adapter_export *x = arg;
 
@@ -50,7 +50,7 @@ static int adapter_export_read(void *arg, uint64_t at, uint64_t n, void *out, st
                        "revision %" PRIu64 " of adapter '%.160s' was replaced or unloaded while it "
                        "was sent",
                        x->ref.revision, x->ref.name);
-    return safetensors_read_parts(&x->parts, at, n, out, e);
+    return safetensors_read_parts(&x->parts, at, *n, out, e);
 }
 
 static int adapter_export_head(struct adapter_export *x, struct err *e)

@@ -38,12 +38,13 @@ static json_t *store_weights_json(const struct app_weights *weights)
     age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
                           : json_null();
     return json_pack(
-        "{s:s, s:o, s:o, s:o, s:s, s:I, s:I, s:s, s:I, s:I, s:o}", "state",
+        "{s:s, s:o, s:o, s:o, s:s, s:I, s:I, s:s, s:o, s:I, s:I, s:o}", "state",
         store_state_name(info.state), "update_id", status_update_id_json(&info), "serial",
         info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(), "weight_version",
         info.serial > 0 ? json_string(info.label) : json_null(), "dtype",
         dtype_name(main_dtype(tensor_list)), "nbytes", (json_int_t)tensor_list->nbytes, "n_tensors",
-        (json_int_t)tensor_list->n_tensors, "plan_digest", tensor_list->digest, "versions_alive",
+        (json_int_t)tensor_list->n_tensors, "plan_digest", tensor_list->digest, "digest",
+        info.content[0] != '\0' ? json_string(info.content) : json_null(), "versions_alive",
         (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
 }
 

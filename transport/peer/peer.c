@@ -7,6 +7,7 @@
 #include "base/json_reader.h"
 #include "base/utf8.h"
 #include "transport/lanes.h"
+#include "transport/peer/pass.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -20,7 +21,6 @@
 enum {
     STATUS_OK = 200,
     ANSWER_NBYTES_MAX = 64 << 10, /* that is no file */
-    HEAD_NBYTES_FIRST = 64 << 10, /* of the file, asked for at once */
     PIECE_MIN = 64 << 10,
     PIECES_EACH = 4, /* ranges of each connection, at least: so that all end together */
     PIECES_S = 10,   /* ranges a second, where the rate is limited */
@@ -178,6 +178,15 @@ static bool is_plain(const char *id)
            '\0';
 }
 
+/* A code is one of the answer's strings; in its messages quotes are escaped. */
+static bool is_code(const struct peer *p, const char *code)
+{
+    char text[PEER_TEXT_MAX];
+
+    (void)snprintf(text, sizeof text, "\"%s\"", code);
+    return p->answer.data != NULL && strstr(p->answer.data, text) != NULL;
+}
+
 static int take_lease(struct peer *p, const struct progress *progress, struct err *e)
 {
     char body[64];
@@ -188,7 +197,8 @@ static int take_lease(struct peer *p, const struct progress *progress, struct er
     if (peer_ask(p, &ask, progress, e) != 0)
         return -1;
     if (p->status != STATUS_OK)
-        return err_set(e, ERR_UNREADABLE, "", "the peer answered %d: %.*s", p->status,
+        return err_set(e, is_code(p, "seeding") ? ERR_SEEDING : ERR_UNREADABLE, "",
+                       "the peer answered %d: %.*s", p->status,
                        utf8_cut(p->answer.data != NULL ? p->answer.data : "", 200),
                        p->answer.data != NULL ? p->answer.data : "");
     if (p->answer.data == NULL || !read_version(&p->version, p->answer.data, p->answer.len) ||
@@ -262,19 +272,17 @@ int peer_read_head(struct peer *p, const struct progress *progress, struct err *
     int rc;
 
     buf_fini(&p->answer);
-    ask.to = nbytes < HEAD_NBYTES_FIRST ? nbytes : HEAD_NBYTES_FIRST;
+    ask.to = SAFETENSORS_PREFIX; /* no more than the head: a tensor may not be there yet */
     if (peer_ask(p, &ask, progress, e) != 0 ||
         safetensors_head_nbytes(p->answer.data, p->answer.len, &head, e) != 0)
         return -1;
     if (head > nbytes)
         return err_set(e, ERR_UNREADABLE, "", "the head is longer than the file");
-    if (head > ask.to) {
-        ask.from = ask.to;
-        ask.to = head;
-        ask.etag = p->etag;
-        if (peer_ask(p, &ask, progress, e) != 0)
-            return -1;
-    }
+    ask.from = ask.to;
+    ask.to = head;
+    ask.etag = p->etag;
+    if (head > ask.from && peer_ask(p, &ask, progress, e) != 0)
+        return -1;
     rc = safetensors_parse(&p->file, p->answer.data, head, nbytes, e);
     buf_fini(&p->answer);
     return rc;
@@ -295,6 +303,7 @@ struct peer_source {
     struct source source; /* first */
     struct peer *peer;
     struct tensor_list *list;
+    struct pass *pass;     /* owned; or NULL */
     uint64_t *from;        /* owned; [n_tensors] where they are in the file */
     struct checksum *want; /* owned; [n_tensors], and so are the next three */
     struct checksum *sums; /* of the bytes that came */
@@ -350,8 +359,10 @@ static int check_tensor(struct peer_source *s, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = tensor_of(s, i);
 
-    if (checksum_equal(s->sums[i], s->want[i]))
+    if (checksum_equal(s->sums[i], s->want[i])) {
+        pass_put(s->pass, t->name, i, place_of(s, i));
         return 0;
+    }
     if (s->wrong[i])
         return err_set(e, ERR_CHECKSUM, "",
                        "the peer sent tensor '%.*s' with another checksum than it lists, twice",
@@ -467,6 +478,7 @@ static bool is_there(struct peer_source *s, uint32_t i)
     if (!s->again || !checksum_equal(checksum_of(place_of(s, i), t->nbytes), s->want[i]))
         return false;
     came(s, place_of(s, i), t->nbytes);
+    pass_put(s->pass, t->name, i, place_of(s, i));
     return true;
 }
 
@@ -507,14 +519,18 @@ static int peer_fill(struct source *source, const struct tensor_list *list, uint
                            .data = fill_data,
                            .whole = fill_whole,
                            .arg = s};
+    int rc;
 
-    (void)list;
     s->first = first;
     s->end = first + n;
     s->dst = dst;
     s->progress = p;
+    if (s->pass != NULL && n != list->n_tensors)
+        pass_end(s->pass, 0); /* the memory is used for other tensors before the commit */
     plan(s);
-    return s->n_extents == 0 ? 0 : lanes_run(s->peer->lanes, &w, p, NULL, e);
+    rc = s->n_extents == 0 ? 0 : lanes_run(s->peer->lanes, &w, p, NULL, e);
+    pass_take_back(s->pass);
+    return rc;
 }
 
 static void peer_source_close(struct source *source)
@@ -524,6 +540,7 @@ static void peer_source_close(struct source *source)
     if (s == NULL)
         return;
     tensor_list_unref(s->list);
+    pass_unref(s->pass);
     free(s->from);
     free(s->want);
     free(s->sums);
@@ -537,7 +554,7 @@ static const struct source_ops peer_ops = {
     .name = "peer", .fill = peer_fill, .close = peer_source_close};
 
 int peer_source(struct source **out, struct peer *p, struct tensor_list *list, const uint32_t *at,
-                bool again, struct err *e)
+                bool again, struct pass *pass, struct err *e)
 {
     struct peer_source *s = calloc(1, sizeof *s);
     uint32_t n = list->n_tensors;
@@ -548,6 +565,7 @@ int peer_source(struct source **out, struct peer *p, struct tensor_list *list, c
     s->peer = p;
     s->list = tensor_list_ref(list);
     s->again = again;
+    s->pass = pass != NULL ? pass_ref(pass) : NULL;
     s->from = calloc(n, sizeof *s->from);
     s->want = calloc(n, sizeof *s->want);
     s->sums = calloc(n, sizeof *s->sums);

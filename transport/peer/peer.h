@@ -43,10 +43,12 @@ struct peer_version {
 };
 
 struct peer;
+struct pass;
 
 /* peer_open - lease what the server has committed.
  * Threads: any; the peer then belongs to one. Blocks: until `progress` or a stall ends it.
- * Errors: ERR_UNREADABLE (no connection, another status than 200, an answer of another form),
+ * Errors: ERR_SEEDING (it is about to read a version itself: it will have one soon),
+ *         ERR_UNREADABLE (no connection, another status than 200, an answer of another form),
  *         ERR_TIMEOUT, ERR_CONFLICT, ERR_GONE, ERR_NO_MEMORY, ERR_INTERNAL. */
 int peer_open(struct peer **out, const struct peer_cfg *cfg, const struct progress *progress,
               struct err *e);
@@ -62,12 +64,13 @@ const struct safetensors *peer_file(const struct peer *p); /* after peer_read_he
  * @at     [n_tensors] ascending: where they are in the file's list; copied. Each has a checksum
  * @again  the memory may have bytes of an earlier attempt: a tensor that has the right checksum
  *         where it is to be written is not read
+ * @pass   gets them; one more reference is taken; NULL: none
  * A tensor whose checksum is wrong is read once more; its bytes are then reported twice.
  * Errors: ERR_NO_MEMORY. Of fill: ERR_CHECKSUM (twice wrong: names the tensor), ERR_UNREADABLE (the
  *         lease has ended, a range that was not asked for, another file, more or fewer bytes, …),
  *         ERR_TIMEOUT, ERR_CONFLICT, ERR_GONE, ERR_NO_MEMORY. */
 int peer_source(struct source **out, struct peer *p, struct tensor_list *list, const uint32_t *at,
-                bool again, struct err *e);
+                bool again, struct pass *pass, struct err *e);
 
 /* peer_nbytes_read - bytes of tensors that came so far. Threads: any. */
 uint64_t peer_nbytes_read(const struct peer *p);

@@ -7,6 +7,7 @@
 #include "base/mtx.h"
 #include "base/utf8.h"
 #include "http/client/http.h"
+#include "transport/peer/pass.h"
 #include "transport/peer/peer.h"
 #include "weights/model_spec.h"
 #include "weights/state/snapshot_file.h"
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEASE_S = 60, OTHER_UPDATE_US = 100000, STEPS_STALLED = 3 };
+enum { LEASE_S = 60, OTHER_UPDATE_US = 100000, STEPS_STALLED = 3, SOON_US = 10000 };
 
 struct seeder {
     struct seeder_cfg cfg;
@@ -28,6 +29,8 @@ struct seeder {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed;
     bool wanted, holds, answered;
+    bool awaited;      /* others that ask for a version wait for the one that is to be read */
+    struct pass *pass; /* owned; of the session; NULL: none */
     struct update_info answer; /* of the update worker, and why it failed */
     struct err why;
     struct seeder_info info;
@@ -80,11 +83,26 @@ static void seed_answered(void *arg, const struct update_info *info, const struc
     mtx_unlock(&s->lock);
 }
 
+/* @serial  of the version that it became; 0: none */
+static void end_pass(struct seeder *s, uint64_t serial)
+{
+    struct pass *pass;
+
+    mtx_lock(&s->lock);
+    pass = s->pass;
+    s->pass = NULL;
+    mtx_unlock(&s->lock);
+    if (pass != NULL)
+        pass_end(pass, serial);
+    pass_unref(pass);
+}
+
 static void drop_session(struct seeder *s, const char *why)
 {
     struct update_info info;
     struct err ignored = {0}; /* it may have ended */
 
+    end_pass(s, 0);
     if (s->update_id[0] != '\0')
         (void)updates_abort(s->cfg.updates, s->update_id, why, &info, &ignored);
     s->update_id[0] = '\0';
@@ -247,6 +265,26 @@ static int list_wanted(struct seeder *s, struct reading *r, struct err *e)
     return tensor_list_builder_finish(b, &r->list, e);
 }
 
+/* The next peer goes on with what the last one began, if it is the same file. */
+static int start_pass(struct seeder *s, const struct reading *r, struct err *e)
+{
+    const struct peer_version *v = peer_version(s->peer);
+    struct pass *pass;
+
+    if (s->pass != NULL && strcmp(pass_file(s->pass)->content, v->digest) == 0 &&
+        strcmp(pass_label(s->pass), v->label) == 0)
+        return 0;
+    end_pass(s, 0);
+    if (!store_has_host(s->cfg.store))
+        return 0;
+    if (pass_new(&pass, s->cfg.store, v->label, r->sums, r->wanted, r->base, e) != 0)
+        return -1;
+    mtx_lock(&s->lock);
+    s->pass = pass;
+    mtx_unlock(&s->lock);
+    return 0;
+}
+
 static int submit(struct seeder *s, const struct reading *r, struct err *e)
 {
     struct update_chunk *c = calloc(1, sizeof *c);
@@ -268,7 +306,7 @@ static int submit(struct seeder *s, const struct reading *r, struct err *e)
     c->tensor_list = tensor_list_ref(r->list);
     c->done = seed_answered;
     c->done_arg = s;
-    if (peer_source(&c->source, s->peer, r->list, r->at, s->again, e) == 0 &&
+    if (peer_source(&c->source, s->peer, r->list, r->at, s->again, s->pass, e) == 0 &&
         updates_submit(s->cfg.updates, c, e) == 0)
         return 0;
     update_chunk_free(c);
@@ -294,9 +332,11 @@ static void note_taken(struct seeder *s, const char *url)
 {
     const struct peer_version *v = peer_version(s->peer);
 
+    store_note_content(s->cfg.store, s->answer.serial, v->digest);
     mtx_lock(&s->lock);
     s->serial = s->answer.serial;
     s->holds = true;
+    s->awaited = false;
     s->info.serial = s->serial;
     s->info.peer_serial = v->serial;
     s->info.n_versions++;
@@ -305,6 +345,7 @@ static void note_taken(struct seeder *s, const char *url)
     (void)snprintf(s->info.boot_id, sizeof s->info.boot_id, "%s", v->boot_id);
     (void)snprintf(s->info.digest, sizeof s->info.digest, "%s", v->digest);
     mtx_unlock(&s->lock);
+    end_pass(s, s->serial);
     s->update_id[0] = '\0';
     s->again = false;
 }
@@ -328,7 +369,7 @@ static enum end take(struct seeder *s, struct reading *r, const char *url, struc
     uint64_t begun_us = clock_now_us();
 
     if (list_wanted(s, r, e) != 0 || open_session(s, r->base, peer_version(s->peer), e) != 0 ||
-        submit(s, r, e) != 0)
+        start_pass(s, r, e) != 0 || submit(s, r, e) != 0)
         return FAILED;
     s->again = true;
     if (await_answer(s, e) != 0 || finish(s, e) != 0)
@@ -351,6 +392,8 @@ static enum end read_peer(struct seeder *s, struct reading *r, const char *url, 
     }
     if (check_peer(s, r, e) != 0 || find_wanted(s, r, &same_label, e) != 0)
         return FAILED;
+    if (r->n_wanted == 0)
+        store_note_content(s->cfg.store, r->base, peer_version(s->peer)->digest);
     if (r->n_wanted == 0 && same_label)
         return HAS_NOTHING_NEWER;
     if (r->n_wanted == 0) { /* the same bytes under another name */
@@ -423,6 +466,43 @@ static bool other_is_open(struct seeder *s)
     return info.phase != UPDATE_NONE && !info.yields;
 }
 
+static void seed_wait(struct seeder *s, uint64_t us)
+{
+    uint64_t until_us = clock_after_us(us);
+
+    mtx_lock(&s->lock);
+    while (!seed_stopping(s) && !clock_passed(until_us))
+        (void)cnd_wait(&s->changed, &s->lock, until_us);
+    mtx_unlock(&s->lock);
+}
+
+static bool must_end(struct seeder *s)
+{
+    return seed_stopping(s) || is_overtaken(s) || other_is_open(s);
+}
+
+/* One that is about to read the version itself is asked again, ever less often. */
+static int open_peer(struct seeder *s, const struct peer_cfg *cfg, struct err *e)
+{
+    uint64_t begun_us = clock_now_us(), waited_us = 0;
+
+    while (!must_end(s)) {
+        struct progress p = {.deadline_us = clock_after_us(STEPS_STALLED * cfg->stall_us),
+                             .gone = seed_stopping,
+                             .gone_arg = s};
+
+        err_clear(e);
+        if (peer_open(&s->peer, cfg, &p, e) == 0)
+            return 0;
+        if (e->code != ERR_SEEDING || waited_us > cfg->stall_us)
+            return -1;
+        seed_wait(s, SOON_US + waited_us / 8);
+        waited_us = clock_now_us() - begun_us;
+    }
+    err_clear(e);
+    return err_set(e, ERR_CONFLICT, "", "another update is open, or was committed");
+}
+
 static enum end seed_from(struct seeder *s, const char *url)
 {
     const struct seeder_cfg *c = &s->cfg;
@@ -435,14 +515,11 @@ static enum end seed_from(struct seeder *s, const char *url)
                            .n_connections = c->n_connections,
                            .rate_max = c->rate_max,
                            .stall_us = c->stall_us};
-    struct progress p = {.deadline_us = clock_after_us(STEPS_STALLED * c->stall_us),
-                         .gone = seed_stopping,
-                         .gone_arg = s};
     enum end end = FAILED;
     struct err e = {0};
 
     note_peer(s, url, NULL);
-    if (peer_open(&s->peer, &cfg, &p, &e) == 0) {
+    if (open_peer(s, &cfg, &e) == 0) {
         end = ask_peer(s, url, &e);
         mtx_lock(&s->lock);
         s->info.nbytes_read += peer_nbytes_read(s->peer);
@@ -450,22 +527,14 @@ static enum end seed_from(struct seeder *s, const char *url)
     }
     peer_close(s->peer);
     s->peer = NULL;
-    if (end == FAILED && !seed_stopping(s) && !is_overtaken(s) && !other_is_open(s))
+    if (end == FAILED && must_end(s))
+        end_pass(s, 0);
+    else if (end == FAILED)
         note_peer(s, url, &e);
     return end;
 }
 
 /* ---- turns ---- */
-
-static void seed_wait(struct seeder *s, uint64_t us)
-{
-    uint64_t until_us = clock_after_us(us);
-
-    mtx_lock(&s->lock);
-    while (!seed_stopping(s) && !clock_passed(until_us))
-        (void)cnd_wait(&s->changed, &s->lock, until_us);
-    mtx_unlock(&s->lock);
-}
 
 /* Each peer once, until one has a version; then that one again, which may have a newer one. */
 static enum end turn(struct seeder *s)
@@ -491,11 +560,20 @@ static void seed_end(struct seeder *s, enum seeder_state state)
     drop_session(s, "the seed has ended");
     mtx_lock(&s->lock);
     s->info.state = state;
-    s->holds = false;
+    s->holds = s->awaited = false;
     mtx_unlock(&s->lock);
     log_begin(&r, LOG_INFO, "weights.seed_end");
     log_str(&r, "state", seeder_state_name(state));
     log_event(&r);
+}
+
+/* Nobody is to wait for what may never come. */
+static void give_up(struct seeder *s)
+{
+    end_pass(s, 0);
+    mtx_lock(&s->lock);
+    s->awaited = false;
+    mtx_unlock(&s->lock);
 }
 
 static void seed(struct seeder *s)
@@ -506,6 +584,7 @@ static void seed(struct seeder *s)
 
         if (end == TOOK && ++s->round < SEED_ROUNDS_MAX)
             continue;
+        give_up(s);
         if (end != FAILED || s->round > 0)
             return seed_end(s, SEED_DONE);
         if (is_overtaken(s))
@@ -589,6 +668,7 @@ int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct er
         s->serial = served.serial; /* what is committed from here on goes first */
         s->info.state = SEED_SEEDING;
         s->wanted = true;
+        s->awaited = !of_option || served.state == STORE_UNSYNCED;
         cnd_broadcast(&s->changed);
     }
     mtx_unlock(&s->lock);
@@ -602,6 +682,24 @@ void seeder_info(struct seeder *s, struct seeder_info *out)
     mtx_lock(&s->lock);
     *out = s->info;
     mtx_unlock(&s->lock);
+}
+
+int seeder_pass(struct seeder *s, struct pass **out, struct err *e)
+{
+    bool waits;
+
+    *out = NULL;
+    if (s == NULL)
+        return 0;
+    mtx_lock(&s->lock);
+    if (s->pass != NULL)
+        *out = pass_ref(s->pass);
+    waits = s->awaited && store_has_host(s->cfg.store);
+    mtx_unlock(&s->lock);
+    if (*out == NULL && waits)
+        return err_set(e, ERR_SEEDING, "",
+                       "a version of a peer is to be read, and is passed on when that has begun");
+    return 0;
 }
 
 bool seeder_holds(struct seeder *s)

@@ -22,6 +22,7 @@ enum {
 struct store;
 struct updates;
 struct seeder;
+struct pass;
 
 /* Strings are borrowed for as long as the seeder. */
 struct seeder_cfg {
@@ -78,6 +79,12 @@ struct seeder_info {
 };
 void seeder_info(struct seeder *s, struct seeder_info *out); /* any thread */
 const char *seeder_state_name(enum seeder_state state);
+
+/* seeder_pass - what is being read, for others; NULL: nothing is, or only where it cannot be passed
+ * on (weights that are on GPUs alone). @s  or NULL; @out  one reference, the caller's; or NULL
+ * Threads: any. Errors: ERR_SEEDING (it has not begun, and was told to by a request, or serves
+ * nothing besides). */
+int seeder_pass(struct seeder *s, struct pass **out, struct err *e);
 
 /* seeder_holds - is a version read without which the server shall not generate: the first, or a
  * newer one right after it? Threads: any. */

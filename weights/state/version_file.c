@@ -20,41 +20,42 @@ static int sum_next(struct checksum *out, struct store *s, const struct version 
     return store_checksum(s, v, i, out, e);
 }
 
-static int make_head(struct version_file *f, struct store *s, const struct version *v,
+int version_file_new(struct version_file **out, struct store *s, const struct version *v,
                      const struct progress *progress, struct err *e)
 {
     const struct tensor_list *spec = store_model_spec(s)->tensor_list;
     struct checksum *sums = calloc(spec->n_tensors, sizeof *sums);
-    size_t nbytes = 0;
     int rc = 0;
 
     if (sums == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u checksums", spec->n_tensors);
     for (uint32_t i = 0; i < spec->n_tensors && rc == 0; i++)
         rc = sum_next(&sums[i], s, v, i, progress, e);
-    if (rc == 0) {
-        content_of(spec, sums, f->content);
-        rc = safetensors_head_make(&f->head, &nbytes, spec->tensors, spec->n_tensors,
-                                   content_metadata(v->label, spec, sums), e);
-    }
+    if (rc == 0)
+        rc = version_file_of(out, spec, v->label, sums, e);
     free(sums);
-    f->nbytes_head = nbytes;
-    f->nbytes = nbytes + spec->nbytes;
+    if (rc == 0)
+        store_note_content(s, v->serial, (*out)->content);
     return rc;
 }
 
-int version_file_new(struct version_file **out, struct store *s, const struct version *v,
-                     const struct progress *progress, struct err *e)
+int version_file_of(struct version_file **out, const struct tensor_list *spec, const char *label,
+                    const struct checksum *sums, struct err *e)
 {
     struct version_file *f = calloc(1, sizeof *f);
     struct sha256_ctx ctx;
+    size_t nbytes;
 
     if (f == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the head of a file");
-    if (make_head(f, s, v, progress, e) != 0) {
+    if (safetensors_head_make(&f->head, &nbytes, spec->tensors, spec->n_tensors,
+                              content_metadata(label, spec, sums), e) != 0) {
         version_file_free(f);
         return -1;
     }
+    f->nbytes_head = nbytes;
+    f->nbytes = nbytes + spec->nbytes;
+    content_of(spec, sums, f->content);
     sha256_init(&ctx);
     sha256_update(&ctx, f->nbytes_head, (const uint8_t *)f->head);
     content_text(&ctx, f->digest);

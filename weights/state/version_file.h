@@ -26,6 +26,11 @@ struct version_file {
  *         of progress_check, ERR_CUDA, ERR_NO_MEMORY; *out untouched. */
 int version_file_new(struct version_file **out, struct store *s, const struct version *v,
                      const struct progress *progress, struct err *e);
+
+/* version_file_of - the same of known checksums, in the order of `spec`.
+ * Errors: ERR_NO_MEMORY; *out untouched. */
+int version_file_of(struct version_file **out, const struct tensor_list *spec, const char *label,
+                    const struct checksum *sums, struct err *e);
 void version_file_free(void *file); /* accepts NULL */
 
 /* version_file_read - bytes [at, at + n) of the file, which must be in it.

@@ -87,7 +87,7 @@ static struct lease *awaited_locked(struct handle_leases *l)
         struct lease *it = &l->leases[i];
         bool awaited;
 
-        if (it->state != LEASE_RUNNING || it->kind != LEASE_FILE)
+        if (it->state != LEASE_RUNNING || it->version == NULL || it->kind != LEASE_FILE)
             continue;
         it->n_users++;
         mtx_unlock(&l->lock);
@@ -232,8 +232,10 @@ static struct lease *lease_reserve(struct handle_leases *l, enum lease_kind kind
     return it;
 }
 
-int lease_open(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
-               struct lease_info *out, const struct version **version, struct err *e)
+/* @label  of a lease without a version; NULL: it is pinned */
+static int open_as(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
+                   const char *label, struct lease_info *out, const struct version **version,
+                   struct err *e)
 {
     struct lease_info info = {0};
     const struct version *v = NULL;
@@ -246,12 +248,12 @@ int lease_open(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
     it = lease_reserve(l, kind, e);
     if (it == NULL)
         return -1;
-    rc = store_pin(l->store, &v, e);
+    rc = label == NULL ? store_pin(l->store, &v, e) : 0;
     if (rc == 0) {
         id_make(id);
         (void)snprintf(info.id, sizeof info.id, "lse-%s", id);
-        (void)snprintf(info.label, sizeof info.label, "%s", v->label);
-        info.serial = v->serial;
+        (void)snprintf(info.label, sizeof info.label, "%s", v != NULL ? v->label : label);
+        info.serial = v != NULL ? v->serial : 0;
     }
     mtx_lock(&l->lock);
     if (rc == 0) {
@@ -266,6 +268,20 @@ int lease_open(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
     *out = info;
     *version = v;
     return 0;
+}
+
+int lease_open(struct handle_leases *l, enum lease_kind kind, uint32_t lease_s,
+               struct lease_info *out, const struct version **version, struct err *e)
+{
+    return open_as(l, kind, lease_s, NULL, out, version, e);
+}
+
+int lease_open_passed(struct handle_leases *l, uint32_t lease_s, const char *label,
+                      struct lease_info *out, struct err *e)
+{
+    const struct version *none;
+
+    return open_as(l, LEASE_FILE, lease_s, label, out, &none, e);
 }
 
 static struct lease *leases_find_locked(struct handle_leases *l, enum lease_kind kind,
@@ -353,7 +369,7 @@ int lease_use(struct handle_leases *l, const char *id, struct lease_use *out, st
     it = running_locked(l, LEASE_FILE, id);
     if (it != NULL) {
         it->n_users++;
-        *out = (struct lease_use){it->version, it->file, (size_t)(it - l->leases)};
+        *out = (struct lease_use){it->version, &it->info, it->file, (size_t)(it - l->leases)};
     }
     mtx_unlock(&l->lock);
     if (it != NULL)

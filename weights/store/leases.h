@@ -48,6 +48,11 @@ int leases_new(struct handle_leases **out, struct store *store, struct err *e);
 uint32_t leases_stop(struct handle_leases *l);
 void leases_free(struct handle_leases *l); /* stops first; accepts NULL */
 
+/* lease_open_passed - a lease of a file of a version that is not committed yet, under this label:
+ * it holds no version, and what the file has ends by itself. As lease_open. */
+int lease_open_passed(struct handle_leases *l, uint32_t lease_s, const char *label,
+                      struct lease_info *out, struct err *e);
+
 /* lease_open - pin the version that is served now. The lease time begins with lease_start: until
  * then the version stays alive without limit, and only the caller knows the id. Leases of files are
  * opened one at a time: all bytes may have to be read for one.
@@ -77,8 +82,9 @@ int lease_close(struct handle_leases *l, enum lease_kind kind, const char *id, s
 
 /* A lease of a file in use: what it has, until lease_unuse. */
 struct lease_use {
-    const struct version *version;
-    const void *file;
+    const struct version *version; /* NULL: of lease_open_passed */
+    const struct lease_info *info;
+    void *file;
     size_t slot; /* of the lease, for lease_unuse */
 };
 

@@ -631,12 +631,22 @@ int store_info_by(struct store *s, uint64_t deadline_us, struct store_info *out,
         out->nbytes = s->current->version.nbytes;
         memcpy(out->label, s->current->version.label, sizeof out->label);
         memcpy(out->commit_id, s->current->version.commit_id, sizeof out->commit_id);
+        if (s->content_serial == out->serial)
+            memcpy(out->content, s->content, sizeof out->content);
     }
     out->n_live = s->n_live;
     out->committed_at_us = s->committed_at_us;
     out->n_commits = s->n_commits;
     mtx_unlock(&s->lock);
     return 0;
+}
+
+void store_note_content(struct store *s, uint64_t serial, const char *content)
+{
+    mtx_lock(&s->lock);
+    s->content_serial = serial;
+    (void)snprintf(s->content, sizeof s->content, "%s", content);
+    mtx_unlock(&s->lock);
 }
 
 void store_info(struct store *s, struct store_info *out)

@@ -26,7 +26,11 @@
 
 struct device;
 
-enum { STORE_DEVICES_MAX = 64, STORE_PLACES_MAX = STORE_DEVICES_MAX + 1 };
+enum {
+    STORE_DEVICES_MAX = 64,
+    STORE_PLACES_MAX = STORE_DEVICES_MAX + 1,
+    STORE_CONTENT_LEN = 64 /* SHA-256 in hex */
+};
 
 /* One tensor of a version in one place. */
 struct view {
@@ -275,7 +279,12 @@ struct store_info {
     uint32_t n_live;
     uint64_t committed_at_us; /* monotonic; 0 when never */
     uint64_t n_commits;
+    char content[STORE_CONTENT_LEN + 1]; /* as noted; "": not known */
 };
+
+/* store_note_content - the digest of a version's weights (weights/state/version_content.h) is known
+ * now; the last that was noted is kept. Threads: any. */
+void store_note_content(struct store *s, uint64_t serial, const char *content);
 void store_info(struct store *s, struct store_info *out); /* any thread */
 
 /* store_info_by - Blocks: until the deadline at most. Errors: of mtx_lock_by; *out untouched. */

@@ -56,6 +56,8 @@ struct store {
     uint64_t serial;                /* of the last commit */
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
+    uint64_t content_serial;                     /* of which `content` is; 0: not known */
+    char content[STORE_CONTENT_LEN + 1];
 
     /* Immutable once anything can be committed. */
     char unsynced_why[ERR_MSG_MAX]; /* why nothing is served yet; "": nothing was ever committed */

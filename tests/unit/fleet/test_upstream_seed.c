@@ -2,21 +2,20 @@
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
 static void report_seed(struct fleet *f, size_t i, const char *process, const char *label,
-                        uint64_t serial, const char *from, uint64_t seeded_serial)
+                        uint64_t serial, const char *digest)
 {
     struct upstream_report report;
 
     memset(&report, 0, sizeof report);
     (void)snprintf(report.process, sizeof report.process, "%s", process);
     (void)snprintf(report.label, sizeof report.label, "%s", label);
-    (void)snprintf(report.seeded_from, sizeof report.seeded_from, "%s", from);
+    (void)snprintf(report.digest, sizeof report.digest, "%s", digest);
     report.serial = serial;
-    report.seeded_serial = seeded_serial;
     fleet_probe_ok(f, engine_at(f, i), &report);
 }
 
-/* Only what another engine serves now, by its process and its own serial, under the fleet's label,
- * is the fleet's version. */
+/* Only what another engine serves now, by its digest, under the fleet's label, is the fleet's
+ * version. */
 static void test_engine_that_was_seeded_is_synced(void **cmocka_state)
 {
     struct fleet *f = fleet_of(2);
@@ -28,26 +27,27 @@ static void test_engine_that_was_seeded_is_synced(void **cmocka_state)
     (void)err_set(&why, ERR_UPSTREAM, "", "it answered 502");
     fleet_fence(f, engine_at(f, 1), &why); /* it failed to finish its update */
     (void)commit(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
-    report_seed(f, 1, "q2", "b", 1, "p", 5); /* nothing is known of p's serial yet */
+    report_seed(f, 1, "q2", "b", 1, "d1"); /* nothing is known of p's yet */
     assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 0, "p", "b", 5, "", 0);
-    report_seed(f, 1, "q2", "b", 1, "p", 4);
+    report_seed(f, 0, "p", "b", 5, "");
+    report_seed(f, 1, "q2", "b", 1, "");
     assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 1, "q2", "b", 1, "another", 5);
+    report_seed(f, 0, "p", "b", 5, "d1");
+    report_seed(f, 1, "q2", "b", 1, "d0");
     assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 1, "q2", "a", 1, "p", 5);
+    report_seed(f, 1, "q2", "a", 1, "d1");
     assert_string_equal(state(f, 1), "fenced");
-    report_seed(f, 1, "q2", "b", 1, "p", 5);
+    report_seed(f, 1, "q2", "b", 1, "d1");
     assert_string_equal(state(f, 1), "serving");
 
-    /* Another version under the same label: the serial before is of other weights. */
+    /* Another version under the same label: the digest before is of other weights. */
     (void)commit(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
-    report_seed(f, 1, "q2", "b", 1, "p", 5);
+    report_seed(f, 1, "q2", "b", 1, "d1");
     assert_string_equal(state(f, 1), "unsynced");
-    report_seed(f, 0, "p", "b", 6, "", 0);
-    report_seed(f, 1, "q2", "b", 1, "p", 5);
+    report_seed(f, 0, "p", "b", 6, "d2");
+    report_seed(f, 1, "q2", "b", 1, "d1");
     assert_string_equal(state(f, 1), "unsynced");
-    report_seed(f, 1, "q2", "b", 2, "p", 6);
+    report_seed(f, 1, "q2", "b", 2, "d2");
     assert_string_equal(state(f, 1), "serving");
     fleet_free(f);
 }
