@@ -16,19 +16,17 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { PORT_TEXT_CAP = 6, N_FAMILIES = 2 };
-
-static const int families[N_FAMILIES] = {AF_INET, AF_INET6};
+enum { PORT_TEXT_CAP = 6 };
 
 /* Shared by the caller and the thread; the last one frees it. */
 struct resolve_lookup {
     char host[RESOLVE_NAME_LEN_MAX + 1]; /* immutable down to event_fd */
     char port[PORT_TEXT_CAP];
-    bool needs[N_FAMILIES]; /* as `before` of resolve_start */
-    int event_fd;           /* owned; counts up when done */
+    int family;   /* asked for first; AF_INET: then for the other, if there is none */
+    int event_fd; /* owned; counts up when done */
 
-    int rc, errnum;                /* the thread's; published by `done` */
-    struct addrinfo *found, *more; /* owned; as above; more: of a family asked for by itself */
+    int rc, errnum;         /* the thread's; published by `done` */
+    struct addrinfo *found; /* owned; as above */
 
     atomic_bool done;  /* release by the thread, acquire by the caller */
     atomic_int n_refs; /* acquire-release: the last one out sees all writes */
@@ -43,8 +41,6 @@ static void lookup_unref(struct resolve_lookup *l)
         return;
     if (l->found != NULL)
         freeaddrinfo(l->found);
-    if (l->more != NULL)
-        freeaddrinfo(l->more);
     (void)close(l->event_fd);
     free(l);
 }
@@ -58,29 +54,9 @@ static int resolver_ask(struct addrinfo **found, const char *host, const char *p
     return getaddrinfo(host, port, &hints, found);
 }
 
-static bool has_family(const struct addrinfo *found, int family)
-{
-    while (found != NULL && found->ai_family != family)
-        found = found->ai_next;
-    return found != NULL;
-}
-
 static bool has_no_address(int rc)
 {
     return rc == EAI_NONAME || rc == EAI_NODATA || rc == EAI_ADDRFAMILY;
-}
-
-/* At most one of the two is missing. */
-static void ask_needed(struct resolve_lookup *l)
-{
-    for (int i = 0; i < N_FAMILIES && l->rc == 0; i++) {
-        if (!l->needs[i] || has_family(l->found, families[i]))
-            continue;
-        l->rc = resolver_ask(&l->more, l->host, l->port, families[i], 0);
-        l->errnum = errno;
-        if (has_no_address(l->rc))
-            l->rc = 0;
-    }
 }
 
 static void *lookup_main(void *arg)
@@ -88,9 +64,10 @@ static void *lookup_main(void *arg)
     struct resolve_lookup *l = arg;
     uint64_t one = 1;
 
-    l->rc = resolver_ask(&l->found, l->host, l->port, AF_UNSPEC, 0);
+    l->rc = resolver_ask(&l->found, l->host, l->port, l->family, 0);
+    if (has_no_address(l->rc) && l->family == AF_INET)
+        l->rc = resolver_ask(&l->found, l->host, l->port, AF_INET6, 0);
     l->errnum = errno;
-    ask_needed(l);
     atomic_store_explicit(&l->done, true, memory_order_release);
     (void)!write(l->event_fd, &one, sizeof one); /* a fresh counter has room for it */
     lookup_unref(l);
@@ -99,8 +76,8 @@ static void *lookup_main(void *arg)
 }
 
 /* @event_fd  moved in */
-static int lookup_new(struct resolve_lookup **out, const char *host, uint16_t port, int event_fd,
-                      struct err *e)
+static int lookup_new(struct resolve_lookup **out, const char *host, uint16_t port, int family,
+                      int event_fd, struct err *e)
 {
     struct resolve_lookup *l = calloc(1, sizeof *l);
 
@@ -112,6 +89,7 @@ static int lookup_new(struct resolve_lookup **out, const char *host, uint16_t po
         (void)close(event_fd);
         return err_set(e, ERR_NO_MEMORY, "", "no memory to look up a host name");
     }
+    l->family = family;
     l->event_fd = event_fd;
     (void)snprintf(l->host, sizeof l->host, "%s", host);
     (void)snprintf(l->port, sizeof l->port, "%u", port);
@@ -188,7 +166,7 @@ static int look_up(struct resolve_addrs *out, const char *host, uint16_t port, c
     enum poll_end end;
     int rc = -1;
 
-    if (lookup_new(&l, host, port, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), e) != 0)
+    if (lookup_new(&l, host, port, AF_UNSPEC, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), e) != 0)
         return -1;
     if (lookup_start(l, e) != 0)
         goto unref;
@@ -229,15 +207,13 @@ int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, con
 
 /* all of a name, without waiting */
 
-int resolve_start(struct resolve_lookup **out, const char *host, uint16_t port,
-                  const struct resolve_all *before, int event_fd, struct err *e)
+int resolve_start(struct resolve_lookup **out, const char *host, uint16_t port, int event_fd,
+                  struct err *e)
 {
     struct resolve_lookup *l;
 
-    if (lookup_new(&l, host, port, fcntl(event_fd, F_DUPFD_CLOEXEC, 0), e) != 0)
+    if (lookup_new(&l, host, port, AF_INET, fcntl(event_fd, F_DUPFD_CLOEXEC, 0), e) != 0)
         return -1;
-    for (size_t i = 0; before != NULL && i < before->n; i++)
-        l->needs[before->items[i][0] == '['] = true;
     if (lookup_start(l, e) != 0) {
         lookup_unref(l);
         return -1;
@@ -280,9 +256,6 @@ int resolve_take(const struct resolve_lookup *l, struct resolve_all *out, struct
     if (l->rc != 0)
         return resolver_refuse(l->host, l->rc, l->errnum, "", e);
     for (const struct addrinfo *a = l->found; a != NULL; a = a->ai_next)
-        if (add_address(out, a, e) != 0)
-            return -1;
-    for (const struct addrinfo *a = l->more; a != NULL; a = a->ai_next)
         if (add_address(out, a, e) != 0)
             return -1;
     return out->n > 0 ? 0 : err_set(e, ERR_BAD_REQUEST, "", "host '%s' has no IP address", l->host);

@@ -48,16 +48,14 @@ struct resolve_addrs {
 int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, const char *field,
                  const struct progress *p, struct err *e);
 
-/* All addresses of a name, each once, with the port: "10.0.0.3:8000", "[fd00::3]:8000". */
+/* All addresses of a name, each once, with the port: "10.0.0.3:8000"; of a name that has none of
+ * IPv4 those of IPv6, "[fd00::3]:8000". A host that has both would be there twice. */
 struct resolve_all {
     size_t n;
     char items[RESOLVE_ALL_MAX][CIDR_ADDR_TEXT_CAP];
 };
 
 /* resolve_start - look up all addresses of a host, without waiting.
- * @before    an earlier answer, or NULL. If it had addresses of a family of which the new one has
- *            none, that family is asked for by itself: the resolver answers with one family when
- *            the name server failed for the other
  * @event_fd  borrowed for the call; written to when the look-up has ended
  * Threads: any. Blocks: no. Errors: as of resolve_host, but for those of the resolver.
  *
@@ -67,8 +65,8 @@ struct resolve_all {
  * then undefined.
  * resolve_drop - end it, or leave one behind that has not ended. Accepts NULL. */
 struct resolve_lookup;
-int resolve_start(struct resolve_lookup **out, const char *host, uint16_t port,
-                  const struct resolve_all *before, int event_fd, struct err *e);
+int resolve_start(struct resolve_lookup **out, const char *host, uint16_t port, int event_fd,
+                  struct err *e);
 bool resolve_has(const struct resolve_all *all, const char *address);
 bool resolve_ended(const struct resolve_lookup *l);
 int resolve_take(const struct resolve_lookup *l, struct resolve_all *out, struct err *e);

@@ -80,8 +80,8 @@ static void name_ask(struct upstreams *u, struct upstream_name *n, uint64_t now)
     n->due_us = now + u->cfg.dns_interval_us;
     n->late = false;
     (void)snprintf(name, sizeof name, "%.*s", (int)(port - host), host);
-    if (resolve_start(&n->lookup, name, (uint16_t)strtoul(port + 1, NULL, 10), &n->answer,
-                      u->names_fd, &why) != 0)
+    if (resolve_start(&n->lookup, name, (uint16_t)strtoul(port + 1, NULL, 10), u->names_fd, &why) !=
+        0)
         name_note(u, n, &why);
 }
 
