@@ -261,22 +261,31 @@ static int make_part(struct child *c, struct part *p, uint8_t *window, const str
                          status);
 }
 
-static int wait_part(struct child *c, const struct part *p, struct err *e)
+/* One that fails ends the others with it. */
+static int wait_parts(struct child *c, const struct part *parts, uint32_t n, struct err *e)
 {
     const struct nixl_api *x = &c->api;
     struct timespec delay = {0, POLL_NS};
-    int status = x->get_xfer_status(c->agent, p->request);
+    bool done = false;
 
-    while (status == NIXL_IN_PROGRESS) { /* for ever: the server has a deadline */
-        (void)nanosleep(&delay, NULL);
-        status = x->get_xfer_status(c->agent, p->request);
+    while (!done) { /* for ever: the server has a deadline */
+        done = true;
+        for (uint32_t k = 0; k < n; k++) {
+            int status = x->get_xfer_status(c->agent, parts[k].request);
+
+            done = done && status != NIXL_IN_PROGRESS;
+            if (status != NIXL_SUCCESS && status != NIXL_IN_PROGRESS)
+                return err_set(e, ERR_NIXL, "", "the read from agent '%s' failed: NIXL answers %d",
+                               c->peers[parts[k].agent].name, status);
+        }
+        if (!done)
+            (void)nanosleep(&delay, NULL);
     }
-    if (status != NIXL_SUCCESS)
-        return err_set(e, ERR_NIXL, "", "the read from agent '%s' failed: NIXL answers %d",
-                       c->peers[p->agent].name, status);
-    if (nixl_try(x->release_xfer_req(c->agent, p->request), "release_xfer_req", e) != 0)
-        return -1;
-    return nixl_try(x->destroy_xfer_req(p->request), "destroy_xfer_req", e);
+    for (uint32_t k = 0; k < n; k++)
+        if (nixl_try(x->release_xfer_req(c->agent, parts[k].request), "release_xfer_req", e) != 0 ||
+            nixl_try(x->destroy_xfer_req(parts[k].request), "destroy_xfer_req", e) != 0)
+            return -1;
+    return 0;
 }
 
 static int read_slices(struct child *c, uint32_t window, const struct nixl_slice *s, uint32_t n,
@@ -295,10 +304,7 @@ static int read_slices(struct child *c, uint32_t window, const struct nixl_slice
         if (make_part(c, &parts[k], to, s, n, e) != 0)
             return -1;
     }
-    for (k = 0; k < n_parts; k++)
-        if (wait_part(c, &parts[k], e) != 0)
-            return -1;
-    return 0;
+    return wait_parts(c, parts, n_parts, e);
 }
 
 /* An agent that goes on after an error would be in an unknown state, so the server ends it. */

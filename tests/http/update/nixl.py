@@ -426,7 +426,8 @@ def check_trainer(s, agents):
             faults("slow")
             if what == "abort":
                 body["update_id"] = s.post(UPDATE + "/start", {})["update_id"]
-            thread = threading.Thread(target=interrupted, args=(s, body, what))
+            said = []
+            thread = threading.Thread(target=lambda b=body, to=said, w=what: to.append(interrupted(s, b, w)))
             thread.start()
             time.sleep(0.4)
             if what == "kill":
@@ -437,6 +438,9 @@ def check_trainer(s, agents):
             elif what == "kill the child":
                 os.kill(child_of(s), signal.SIGKILL)
             thread.join()
+            if what != "disconnect":
+                wanted = (409, "update_closed") if what == "abort" else (500, "nixl_error")
+                same((said[0][0], said[0][1]["error"]["code"]), wanted, f"{what}: {said}")
             until("the process that read has ended", lambda: child_of(s) == 0)
         faults("")
         by_body(s, 101, what)
@@ -452,10 +456,8 @@ def interrupted(s, body, what):
             c.sendall(b"POST /v1/update_weights HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                       b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
             time.sleep(0.4)
-        return
-    wanted = {"kill": (500, "nixl_error"), "kill the child": (500, "nixl_error"), "abort": (409, "update_closed")}[what]
-    status, said = s.ask("POST", UPDATE, body)
-    same((status, said["error"]["code"]), wanted, f"{what}: {said}")
+        return None
+    return s.ask("POST", UPDATE, body)
 
 
 def state_of(pid):
