@@ -27,7 +27,7 @@ json_t *json_deep_copy_all(const json_t *value);
  * Threads: main's, before any other uses jansson. */
 void json_parse_init(void);
 
-/* json_parse - json_loadb, with its flags.
+/* json_parse - json_loadb, with its flags JSON_REJECT_DUPLICATES, JSON_DECODE_ANY, JSON_ALLOW_NUL.
  * @starved  set when there was no memory: the result is NULL, and *why does not describe the text
  * Threads: any. Returns: new; NULL: see *starved, then *why. */
 json_t *json_parse(const char *text, size_t len, size_t flags, json_error_t *why, bool *starved);

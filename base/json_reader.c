@@ -24,8 +24,7 @@ size_t json_reader_offset(const struct json_reader *r)
     return (size_t)(r->at - r->start);
 }
 
-/* The next byte that is not white space, or -1 at the end. */
-static int peek_byte(struct json_reader *r)
+int json_reader_peek(struct json_reader *r)
 {
     while (r->at < r->end && (*r->at == ' ' || *r->at == '\t' || *r->at == '\n' || *r->at == '\r'))
         r->at++;
@@ -36,7 +35,7 @@ bool json_reader_open(struct json_reader *r, char bracket)
 {
     if (r->wrong != NULL)
         return false;
-    if (peek_byte(r) != bracket)
+    if (json_reader_peek(r) != bracket)
         return reader_fail(r, bracket == '{' ? "an object was expected" : "an array was expected");
     r->at++;
     return true;
@@ -48,7 +47,7 @@ bool json_reader_next(struct json_reader *r, char close, uint32_t *n)
 
     if (r->wrong != NULL)
         return false;
-    c = peek_byte(r);
+    c = json_reader_peek(r);
     if (c == close) {
         r->at++;
         return false;
@@ -67,7 +66,8 @@ bool json_reader_end(struct json_reader *r)
 {
     if (r->wrong != NULL)
         return false;
-    return peek_byte(r) == -1 ? true : reader_fail(r, "there is more after the end of the value");
+    return json_reader_peek(r) == -1 ? true
+                                     : reader_fail(r, "there is more after the end of the value");
 }
 
 static bool read_hex4(struct json_reader *r, uint32_t *out)
@@ -161,6 +161,24 @@ static bool read_character(struct json_reader *r, char text[UTF8_MAX], size_t *l
     return true;
 }
 
+bool json_reader_plain(struct json_reader *r, const char **out, size_t *len)
+{
+    const uint8_t *p;
+    uint32_t c;
+    int n = 1;
+
+    if (r->wrong != NULL || json_reader_peek(r) != '"')
+        return false;
+    for (p = r->at + 1; p < r->end && *p != '"' && *p != '\\' && *p >= 0x20 && n > 0; p += n)
+        n = *p < 0x80 ? 1 : utf8_scan(p, (size_t)(r->end - p), &c);
+    if (n <= 0 || p == r->end || *p != '"')
+        return false;
+    *out = (const char *)r->at + 1;
+    *len = (size_t)(p - r->at) - 1;
+    r->at = p + 1;
+    return true;
+}
+
 bool json_reader_string(struct json_reader *r, char *out, size_t cap)
 {
     char text[UTF8_MAX] = {0};
@@ -168,7 +186,7 @@ bool json_reader_string(struct json_reader *r, char *out, size_t cap)
 
     if (r->wrong != NULL)
         return false;
-    if (peek_byte(r) != '"')
+    if (json_reader_peek(r) != '"')
         return reader_fail(r, "a string was expected");
     r->at++;
     for (;;) {
@@ -194,7 +212,7 @@ bool json_reader_key(struct json_reader *r, char *out, size_t cap)
 {
     if (!json_reader_string(r, out, cap))
         return false;
-    if (peek_byte(r) != ':')
+    if (json_reader_peek(r) != ':')
         return reader_fail(r, "':' was expected");
     r->at++;
     return true;
@@ -212,7 +230,7 @@ bool json_reader_u64(struct json_reader *r, uint64_t *out)
 
     if (r->wrong != NULL)
         return false;
-    (void)peek_byte(r);
+    (void)json_reader_peek(r);
     first = r->at;
     for (; json_reader_is_digit(r); r->at++)
         if (__builtin_mul_overflow(value, 10, &value) ||
@@ -287,7 +305,7 @@ bool json_reader_skip(struct json_reader *r, unsigned depth)
 
     if (r->wrong != NULL)
         return false;
-    c = peek_byte(r);
+    c = json_reader_peek(r);
     if (c == '{' || c == '[') {
         if (depth == 0)
             return reader_fail(r, "values are nested too deep");

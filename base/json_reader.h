@@ -21,6 +21,9 @@ void json_reader_init(struct json_reader *r, const void *data, size_t len);
 /* json_reader_offset - bytes before the current place, for messages. */
 size_t json_reader_offset(const struct json_reader *r);
 
+/* json_reader_peek - the next byte that is not white space, or -1 at the end. */
+int json_reader_peek(struct json_reader *r);
+
 /* json_reader_open - take `bracket`, '{' or '['. */
 bool json_reader_open(struct json_reader *r, char bracket);
 
@@ -32,6 +35,10 @@ bool json_reader_next(struct json_reader *r, char close, uint32_t *n);
 /* json_reader_string - read one string, decoded and NUL-terminated, into out[cap]. It is an error
  * if it does not fit or contains a NUL. With out NULL the string is only checked. */
 bool json_reader_string(struct json_reader *r, char *out, size_t cap);
+
+/* json_reader_plain - read a string without escapes: *out are its bytes in the text, without a NUL.
+ * Returns false, and takes and sets nothing, if there is none; json_reader_string says why. */
+bool json_reader_plain(struct json_reader *r, const char **out, size_t *len);
 
 /* json_reader_key - read a string as above, and the colon after it. */
 bool json_reader_key(struct json_reader *r, char *out, size_t cap);

@@ -1,4 +1,4 @@
-/* JSON of files that other programs write: integers of any size. */
+/* JSON texts, and integers of any size in files that other programs write. */
 #include "base/json_parse.h"
 
 #include <setjmp.h>
@@ -106,10 +106,87 @@ static void test_copies_are_whole_or_none(void **state)
     json_set_alloc_funcs(malloc, free);
 }
 
+static const char *const samples[] = {
+    "{\"a\": [1, -2, 0, -0, 3.5e-1, 1E2, 123456789012345678, 1234567890123456789], \"b\": {}}",
+    "{\"\\u0061\": \"x\\ny\\ud83d\\ude00\", \"\xc3\xa9\": \"\xe2\x82\xac\", \"t\": true, "
+    "\"f\":false}",
+    " [null, \"\", [[[]]], {\"k\": {\"k\": [\"\\\\\", \"\\\"\"]}}, 1e308, 1e309, 0.1, 1e-400] \n",
+    "{\"a\": 1, \"b\": 2, \"a\": 3}",
+    "\"text\"",
+    "17",
+    "[\"\\u0000\", \"\\ud800\", 01, 1., .5, +1, tru, nul]",
+};
+
+static void check_same(const char *text, size_t len, size_t flags)
+{
+    json_error_t why, theirs;
+    bool starved;
+    json_t *made = json_parse(text, len, flags, &why, &starved);
+    json_t *right = json_loadb(text, len, flags, &theirs);
+
+    assert_false(starved);
+    assert_true((made == NULL) == (right == NULL));
+    assert_true(right == NULL || json_equal(made, right));
+    if (right == NULL)
+        assert_string_equal(why.text, theirs.text);
+    json_decref(made);
+    json_decref(right);
+}
+
+/* What it takes, and refuses, and makes, is what jansson alone would: texts with a few bytes of
+ * others in them. */
+static void test_json_parse_is_as_jansson(void **state)
+{
+    static const char put[] = "{}[]:,\"\\/bnu019-+.eEtrufalsn \n\t\x01\x7f\xc3\xa9\xed\xa0\x80\xff";
+    static const size_t flags[] = {0, JSON_DECODE_ANY, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY,
+                                   JSON_ALLOW_NUL | JSON_DECODE_ANY};
+    char text[256];
+    unsigned seed = 7;
+
+    (void)state;
+    for (unsigned i = 0; i < 60000; i++) {
+        const char *from = samples[i % (sizeof samples / sizeof samples[0])];
+        size_t len = strlen(from);
+
+        memcpy(text, from, len);
+        for (unsigned k = 0; k < i / 7 % 4; k++) {
+            seed = seed * 1103515245 + 12345;
+            text[(seed >> 16) % len] = put[(seed >> 8) % (sizeof put - 1)];
+        }
+        check_same(text, len - i / 28 % 3, flags[i / 84 % 4]);
+    }
+    memset(text, '[', 100);
+    memset(text + 100, ']', 100);
+    check_same(text, 200, 0);
+    check_same(text, 199, 0);
+    check_same(text, 0, 0);
+}
+
+static void test_json_parse_without_memory(void **state)
+{
+    json_t *made = NULL;
+    json_error_t why;
+    bool starved;
+
+    (void)state;
+    json_set_alloc_funcs(limited, free);
+    for (unsigned n = 0; made == NULL; n++) {
+        assert_true(n < 1000);
+        n_left = n;
+        made = json_parse(samples[1], strlen(samples[1]), 0, &why, &starved);
+        n_left = 1000000;
+        assert_true(starved == (made == NULL));
+    }
+    json_decref(made);
+    json_set_alloc_funcs(malloc, free);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_parse_file_takes_integers_of_any_size),
+        cmocka_unit_test(test_json_parse_is_as_jansson),
+        cmocka_unit_test(test_json_parse_without_memory),
         cmocka_unit_test(test_copies_are_whole_or_none),
     };
 
