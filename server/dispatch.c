@@ -1,9 +1,10 @@
 /* Dispatch of requests from the HTTP server to handlers: finds the route, posts the request to its
  * executor, and counts it at its end (its log: server/request_log.c).
  *
- * An event loop only finds the route and posts; parsing and work happen on the executor. Requests
- * on the text executor take a permit of text_admission first, so that many of them wait for each
- * other and delay nothing else. */
+ * An event loop finds the route and posts; parsing and work happen on the executor, unless they
+ * cost less than to wake one of its threads and to be woken (operation_is_brief()). Requests on the
+ * text executor take a permit of text_admission first, so that many of them wait for each other and
+ * delay nothing else. */
 #include "handlers/app.h"
 
 #include "base/net/trace.h"
@@ -25,6 +26,8 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { BRIEF_BODY_NBYTES_MAX = 4 << 10 /* read on a loop: some ten microseconds */ };
 
 /* A dispatched request that waits for a thread. The job that runs last frees it. */
 struct dispatch_job {
@@ -153,11 +156,15 @@ static int route_handle(struct app *app, struct http_request *x, const struct ro
     return rc;
 }
 
-static enum route_executor executor_of(const struct app *app, const struct route *route)
+static enum route_executor executor_of(const struct app *app, const struct http_request *x)
 {
-    return operation_is_embedded(app, route->operation)
-               ? route->executor
-               : operation_fleet(route->operation)->executor;
+    const struct route *route = x->route;
+
+    if (!operation_is_embedded(app, route->operation))
+        return operation_fleet(route->operation)->executor;
+    return operation_is_brief(route->operation) && x->body_len <= BRIEF_BODY_NBYTES_MAX
+               ? EXECUTOR_LOOP
+               : route->executor;
 }
 
 /* Several rows may have one path: the body decides. The body of a request that is passed on
@@ -295,7 +302,7 @@ static int dispatch_post(struct app *app, struct dispatch_job *d, enum route_exe
 static void app_dispatch(void *arg, struct http_request *x)
 {
     struct app *app = ((const struct listener_ctx *)arg)->app;
-    enum route_executor executor = executor_of(app, x->route);
+    enum route_executor executor = executor_of(app, x);
     struct err e = {0};
     struct dispatch_job *d;
 

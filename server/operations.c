@@ -253,6 +253,12 @@ const struct fleet_operation *operation_fleet(enum operation op)
     return &fleet[op];
 }
 
+bool operation_is_brief(enum operation op)
+{
+    return op == OPERATION_ABORT_REQUESTS || op == OPERATION_UPDATE_RENEW ||
+           op == OPERATION_HANDLES_RENEW || op == OPERATION_LEASES_RENEW;
+}
+
 enum lifecycle_call operation_call(enum operation op)
 {
     assert(op > OPERATION_NONE && op < OPERATION_COUNT);

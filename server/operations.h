@@ -17,7 +17,7 @@ struct app;
  * dispatch then answers with e. */
 typedef int operation_handler(struct app *app, struct http_request *x, struct err *e);
 
-/* With weights of its own. Runs on the route's executor. */
+/* With weights of its own. Runs on the route's executor, or as operation_is_brief() says. */
 struct embedded_operation {
     operation_handler *handle;
     /* Called when a request is refused before its handler has run; NULL: not needed. Threads: any.
@@ -39,6 +39,10 @@ bool operation_is_embedded(const struct app *app, enum operation op);
 /* operation_embedded, operation_fleet - the row of an operation. Threads: any. */
 const struct embedded_operation *operation_embedded(enum operation op);
 const struct fleet_operation *operation_fleet(enum operation op);
+
+/* operation_is_brief - does an embedded operation only read its body and take short locks? If the
+ * body is short it runs on the event loop. Threads: any. */
+bool operation_is_brief(enum operation op);
 
 /* operation_call - the call that it is for the life cycle: second column in handlers/operation.h.
  * Threads: any. */

@@ -185,9 +185,9 @@ static void test_routes_are_whole(void **state)
     }
 }
 
-/* A loop serves every connection of its HTTP server: what reads a body, or walks the tensors of a
- * tensor list, is done elsewhere. */
-static void test_no_loop_reads_a_body(void **state)
+/* A loop serves every connection of its HTTP server: what reads a long body, or walks the tensors
+ * of a tensor list, is done elsewhere. */
+static void test_no_loop_reads_a_long_body(void **state)
 {
     static const char *const walks[] = {"planPut",      "updateStart", "update",     "updateFinish",
                                         "updateVerify", "preflight",   "weightsList"};
@@ -201,6 +201,7 @@ static void test_no_loop_reads_a_body(void **state)
             if (strcmp(routes[i].operation_id, walks[k]) != 0)
                 continue;
             assert_int_equal(routes[i].executor, EXECUTOR_CONTROL);
+            assert_false(operation_is_brief(routes[i].operation));
             n_walks++;
         }
     }
@@ -263,7 +264,7 @@ int main(void)
         cmocka_unit_test(test_route_find_refuses),
         cmocka_unit_test(test_route_find_proposes_what_there_is),
         cmocka_unit_test(test_routes_are_whole),
-        cmocka_unit_test(test_no_loop_reads_a_body),
+        cmocka_unit_test(test_no_loop_reads_a_long_body),
         cmocka_unit_test(test_dialect_rows_translate),
         cmocka_unit_test(test_a_dialect_that_is_off_is_not_found),
     };
