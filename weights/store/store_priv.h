@@ -174,8 +174,10 @@ uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t ind
 uint32_t staging_uneven(const struct staging *g);
 
 /* staging_carry - at the commit of a partial update: copy tensors that it did not bring, where they
- * keep less than half of an older slab. Writes their views; other tensors have none after it
- * either. Where there is no memory for it, or a copy fails, it does nothing but say so in the log.
+ * keep less than half of an older slab, or on a GPU where a whole version would not fit beside this
+ * one otherwise. Writes their views; other tensors have none after it either. Where there is no
+ * memory for it, a copy fails, takes longer than a minute, or has not the base's known checksum, it
+ * does nothing but say so in the log.
  * Blocks: until the copies are done. Errors: ERR_CUDA (a copy failed, and its GPU is lost). */
 int staging_carry(struct staging *g, struct err *e);
 

@@ -2,9 +2,9 @@
  * memory of older versions. On stores of every kind, over libfakecuda.so. */
 #include "tests/unit/weights/gpus_fixture.h"
 
-enum { N = 12, LARGE = 1 << 20, SMALL = 5000, N_STEPS = 4, N_CALLS = 12 };
+enum { N = 12, LARGE = 2 << 20, SMALL = 5000, N_STEPS = 4, N_CALLS = 24 };
 enum { ALL = (1 << N) - 1, NO_NORMS = ALL & ~0x801, MOST = ALL & ~0x7 };
-enum { SLACK = 4 << 20 }; /* GPUs give memory in granules of 2 MiB */
+enum { SLACK = 8 << 20 }; /* GPUs give memory in granules of 2 MiB */
 
 static struct mfx_lib lib;
 
@@ -231,6 +231,36 @@ static void test_a_chain_brings_most_in_turn(void **state)
     chain(&mfx_worlds[1], masks, 3);
 }
 
+/* Whatever each one brings: the next one fits, and so does all. */
+static void test_a_chain_brings_anything(void **state)
+{
+    struct world w;
+
+    (void)state;
+    for (unsigned k = 0; k < 2; k++) {
+        unsigned draw = 7 + k;
+
+        world_open(&w, &mfx_worlds[k], 2);
+        assert_int_equal(update(&w, ALL), ERR_NONE);
+        for (unsigned step = 0; step < 16; step++) {
+            unsigned mask;
+
+            draw = draw * 1103515245 + 12345;
+            mask = (draw >> 8 & ALL) & (draw & 64 ? draw >> 16 : ALL);
+            assert_int_equal(update(&w, mask != 0 ? mask : 1U << step % N), ERR_NONE);
+            assert_all(&w);
+            if (step % 8 == 7)
+                assert_int_equal(update(&w, ALL), ERR_NONE);
+        }
+        for (uint32_t i = 0; i < N; i += 4) {
+            assert_int_equal(update(&w, 1U << i), ERR_NONE);
+            assert_int_equal(update(&w, ALL), ERR_NONE);
+        }
+        assert_all(&w);
+        world_close(&w);
+    }
+}
+
 static void test_what_is_mostly_used_is_shared(void **state)
 {
     const struct version *old = NULL, *new = NULL;
@@ -291,7 +321,7 @@ static bool shares(const struct gpus_cfg *want, bool hogged, uint64_t fail_nth)
     assert_int_equal(update(&w, ALL), ERR_NONE);
     assert_int_equal(store_pin(w.s, &old, &e), 0);
     if (hogged)
-        hog_take(&hog, w.devices[0], 10 << 20); /* what it brings */
+        hog_take(&hog, w.devices[0], 20 << 20); /* what it brings */
     w.fail_nth = fail_nth;
     assert_int_equal(update(&w, MOST), ERR_NONE);
     w.fail_nth = 0;
@@ -307,6 +337,37 @@ static bool shares(const struct gpus_cfg *want, bool hogged, uint64_t fail_nth)
     return shared;
 }
 
+/* Bytes that are not what they were when they were summed are shared as they are, and the log says
+ * so: what is served does not change. */
+static void test_what_differs_is_not_served(void **state)
+{
+    const struct gpus_cfg *const kinds[] = {&host, &mfx_worlds[0]};
+
+    (void)state;
+    for (unsigned k = 0; k < 2; k++) {
+        const struct version *old = NULL, *new = NULL;
+        unsigned char byte = 0;
+        struct checksum sum;
+        struct err e = {0};
+        struct world w;
+
+        world_open(&w, kinds[k], 2);
+        assert_int_equal(update(&w, ALL), ERR_NONE);
+        assert_int_equal(store_pin(w.s, &old, &e), 0);
+        assert_int_equal(store_checksum(w.s, old, 1, &sum, &e), 0);
+        assert_int_equal(place_read(w.s, 0, &byte, old->places[0][1].addr, 1, &e), 0);
+        byte ^= 1;
+        assert_int_equal(place_write(w.s, 0, old->places[0][1].addr, &byte, 1, &e), 0);
+        assert_int_equal(update(&w, MOST), ERR_NONE);
+        assert_int_equal(store_pin(w.s, &new, &e), 0);
+        for (uint32_t i = 0; i < 3; i++)
+            assert_ptr_equal(new->places[0][i].addr, old->places[0][i].addr);
+        store_unpin(w.s, new);
+        store_unpin(w.s, old);
+        world_close(&w);
+    }
+}
+
 /* A commit does not fail for want of memory, or of a copy. */
 static void test_what_cannot_be_copied_is_shared(void **state)
 {
@@ -320,12 +381,12 @@ static void test_what_cannot_be_copied_is_shared(void **state)
     assert_true(n_shared >= 3); /* the memory, the copies, the wait */
 }
 
-static CUresult lost_copy(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream stream)
+static CUresult lost_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                            unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                            void **params, void **extra)
 {
-    (void)to;
-    (void)from;
-    (void)nbytes;
-    (void)stream;
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
+    (void)stream, (void)params, (void)extra;
     return CUDA_ERROR_UNKNOWN;
 }
 
@@ -350,7 +411,7 @@ static void test_a_lost_gpu_fails_the_commit(void **state)
     assert_int_equal(update(&w, ALL), ERR_NONE);
     assert_int_equal(store_stage(w.s, &cfg, 0, NULL, &g, &e), 0);
     assert_int_equal(bring(&w, g, 0, MOST, 2), ERR_NONE);
-    lib.cu.memcpy_dtod_async = lost_copy;
+    lib.cu.launch_kernel = lost_kernel;
     lib.cu.stream_query = lost_query;
     assert_int_equal(store_commit(w.s, g, "", &stats, &e), -1);
     assert_int_equal(e.code, ERR_CUDA);
@@ -372,7 +433,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_chain_never_brings_a_few),
         cmocka_unit_test(test_a_chain_brings_most_in_turn),
+        cmocka_unit_test(test_a_chain_brings_anything),
         cmocka_unit_test(test_what_is_mostly_used_is_shared),
+        cmocka_unit_test(test_what_differs_is_not_served),
         cmocka_unit_test(test_a_reader_keeps_its_version),
         cmocka_unit_test(test_what_cannot_be_copied_is_shared),
         cmocka_unit_test(test_a_lost_gpu_fails_the_commit),
