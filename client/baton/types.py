@@ -396,6 +396,7 @@ class Upstream(TypedDict, total=False):
     upstream: str
     dialect: Literal["baton", "vllm", "sglang"]
     origin: Literal["configuration", "request", "name"]
+    name: Optional[str]
     state: Literal["serving", "not_ready", "unsynced", "fenced", "refused", "down", "unknown",
         "removed"]
     weight_version: Optional[str]

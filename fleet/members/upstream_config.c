@@ -40,7 +40,7 @@ void upstream_config_list_fini(struct upstream_config_list *l)
 
 const char *upstream_config_origin(const struct upstream_config *s)
 {
-    return s->by_name ? "name" : s->requested ? "request" : "configuration";
+    return s->name_url != NULL ? "name" : s->requested ? "request" : "configuration";
 }
 
 static bool text_same(const char *a, const char *b)
@@ -57,8 +57,7 @@ bool upstream_config_same_entry(const struct upstream_config *a, const struct up
 bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b)
 {
     return upstream_config_same_entry(a, b) && a->requested == b->requested &&
-           a->by_name == b->by_name && text_same(a->name_url, b->name_url) &&
-           text_same(a->authorization, b->authorization);
+           text_same(a->name_url, b->name_url) && text_same(a->authorization, b->authorization);
 }
 
 /* Puts the URL before the message. Always -1. */
@@ -388,13 +387,12 @@ static struct upstream_config *config_at(const struct upstream_config *name, con
     if (s == NULL)
         return NULL;
     s->kind = name->kind;
-    s->by_name = true;
     s->url = malloc(cap);
     s->entry = copy_text(name->entry, &failed);
     s->key_file = copy_text(name->key_file, &failed);
     s->ca_file = copy_text(name->ca_file, &failed);
     s->authorization = copy_text(name->authorization, &failed);
-    s->name_url = copy_text(tls ? name->url : NULL, &failed);
+    s->name_url = copy_text(name->url, &failed);
     if (s->url == NULL || failed) {
         upstream_config_free(s);
         return NULL;

@@ -23,10 +23,9 @@ struct upstream_config {
     enum upstream_kind kind;
     char *url, *ca_file, *authorization; /* owned; the last is wiped before it is freed */
     char *key_file, *entry;              /* owned; entry: as it was given */
-    char *name_url;                      /* owned; https, by name: what the target's URL is */
-    bool requested;                      /* added by a request, not by the configuration */
-    bool by_name;                        /* found at an address of a name of the configuration */
-    struct upstream_config *next;        /* of those that upstreams_retain keeps */
+    char *name_url; /* owned; found at an address of a name: the URL of that; else NULL */
+    bool requested; /* added by a request, not by the configuration */
+    struct upstream_config *next; /* of those that upstreams_retain keeps */
 };
 void upstream_config_free(struct upstream_config *s); /* accepts NULL */
 

@@ -395,7 +395,7 @@ static bool has_left(const struct upstreams *u, const struct upstream_name *n,
 {
     const struct upstream_config *s = upstream_config(it);
 
-    if (upstream_is_removed(it) || !s->by_name || !same_scheme(s, n->config) ||
+    if (upstream_is_removed(it) || s->name_url == NULL || !same_scheme(s, n->config) ||
         !resolve_has(&n->answer, authority_of(s)) || resolve_has(found, authority_of(s)))
         return false;
     for (size_t i = 0; i < u->names->n; i++)

@@ -53,12 +53,15 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
                              json_t *lacks, json_t *proof)
 {
     const struct upstream_error *error = n_errors > 0 ? errors : &(struct upstream_error){0};
+    const char *name = upstream_config(upstream)->name_url;
 
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:o, "
+        "{s:s, s:s, s:s, s:o, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, "
+        "s:o, "
         "s:o}",
         "upstream", upstream_name(upstream), "dialect", upstream_kind_name(upstream_kind(upstream)),
-        "origin", upstream_config_origin(upstream_config(upstream)), "state",
+        "origin", upstream_config_origin(upstream_config(upstream)), "name",
+        name != NULL ? json_sprintf("dns+%s", name) : json_null(), "state",
         upstream_state_name(info->state), "weight_version", fleet_text_or_null(info->report.label),
         "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
         "process", fleet_text_or_null(info->report.process), "outstanding", "generate",

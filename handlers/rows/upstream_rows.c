@@ -100,6 +100,7 @@ const struct member upstream_reply[] = {
     {"origin", M_STRING, M_WORDS("configuration", "request", "name"),
      .doc = "request: it was added by POST /v1/upstreams, and the configuration does not name it. "
             "name: it is at an address of a name (`dns+http://…`)"},
+    {"name", M_STRING | M_NULL, .doc = "Which name, as in `names`; null: of another origin"},
     {"state", M_STRING,
      M_WORDS("serving", "not_ready", "unsynced", "fenced", "refused", "down", "unknown", "removed"),
      .doc = "not_ready: it reports that it cannot serve (it starts, drains, or has no weights). "

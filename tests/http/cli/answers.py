@@ -18,7 +18,7 @@ BATON, CHECKPOINT, ADAPTER = sys.argv[1:]
 NOT_BATON = "this is not an answer of a baton server: "
 UPDATE = {"update_id": "upd-1", "phase": "receiving", "nbytes_done": 4, "nbytes_total": 4}
 COMMITTED = dict(UPDATE, phase="committed", serial=2, weight_version="step-1")
-ENGINE = {"upstream": "http://127.0.0.1:1", "dialect": "vllm", "origin": "request", "state": "serving",
+ENGINE = {"upstream": "http://127.0.0.1:1", "dialect": "vllm", "origin": "request", "name": None, "state": "serving",
           "outstanding": {"generate": 0, "text": 0}, "proof": {"state": "proven", "n_compared": 1}}
 SLEEP = {"asleep": True, "weights": "asleep", "kv_cache": "released"}
 GROUP = {"state": "none", "bootstrap": None}

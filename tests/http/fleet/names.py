@@ -69,7 +69,7 @@ def joins_and_leaves():
         s = w.serve(*OFTEN)
         for d in a, b:
             becomes(s, d.url, "serving")
-        same({u["origin"] for u in s.upstreams().values()}, {"name"})
+        same({(u["origin"], u["name"]) for u in s.upstreams().values()}, {("name", s.get("/v1/upstreams")["names"][0]["name"])})
         commit(s, "v1")
         same([d.state()["version"] for d in (a, b)], ["v1", "v1"], "an update reaches all addresses")
         c = w.double("127.0.0.4")

@@ -147,7 +147,8 @@ static const char *members(struct upstreams *u)
 
         if (!upstream_is_removed(list->items[i]))
             (void)snprintf(all[n++], sizeof all[0], "%s%s%s", strstr(s->url, "://") + 3,
-                           s->by_name ? "" : "=", s->by_name ? "" : upstream_config_origin(s));
+                           s->name_url != NULL ? "" : "=",
+                           s->name_url != NULL ? "" : upstream_config_origin(s));
     }
     qsort(all, n, sizeof all[0], by_text);
     text[0] = '\0';
