@@ -96,11 +96,16 @@ class Fleet:
                 continue
             except ray.exceptions.RayActorError:
                 now = None
-            if now != last:
+            if now == last:
+                continue
+            try:
                 self._remove(last)
                 if now is not None:
                     baton.request(self.url, "POST", "/v1/upstreams", {"upstream": now})
-                self.hosts[host] = now
+            except baton.BatonError as e:  # once more at the next look
+                print(f"{now or last}: {e}", file=sys.stderr, flush=True)
+                continue
+            self.hosts[host] = now
         return None not in self.hosts.values()
 
     def remove(self, host):
@@ -110,7 +115,8 @@ class Fleet:
             time.sleep(0.2)
             rows = baton.request(self.url, "GET", "/v1/upstreams")["list"]
             left = next((r["outstanding"] for r in rows if r["upstream"] == self.hosts[host]), None)
-        ray.get(host.stop.remote())
+        if self.hosts[host]:  # else it may wait for its place for ever
+            ray.get(host.stop.remote())
         ray.kill(host)
         del self.hosts[host]
 

@@ -62,6 +62,10 @@ class Tried:
 
 def joins(t):
     hosts = [t.fleet.add() for _ in range(2)]
+    t.ray.get([h.where.remote() for h in hosts])
+    url, t.fleet.url = t.fleet.url, "http://127.0.0.1:1"
+    t.checks.same(t.fleet.look(), False, "a front that does not answer for a moment ends nothing")
+    t.fleet.url = url
     until(t.fleet.look, "both have joined")
     t.checks.same(len(t.states()), 2, "both joined by requests")
     t.checks.same(len({t.node_of(h) for h in hosts}), 2, "one on each node")
