@@ -28,6 +28,12 @@ class Tried:
         rows = self.baton.request(self.fleet.url, "GET", "/v1/upstreams")["list"]
         return {r["upstream"]: r["state"] for r in rows}
 
+    def ended(self, url):
+        try:
+            return not self.baton.request(url, "GET", "/livez", timeout=5)
+        except self.baton.BatonError:
+            return True
+
     def serving(self, n):
         return self.fleet.look() and sorted(self.states().values()) == ["serving"] * n
 
@@ -78,7 +84,11 @@ def joins(t):
 def killed_in_an_update(t):
     host, before = next(iter(t.fleet.hosts.items()))
     pid = t.pid_of(host)
-    failed = t.update("step-01500", lambda: os.kill(pid, signal.SIGKILL))
+
+    def kill():
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: t.ended(before), "its baton has ended with it")
+    failed = t.update("step-01500", kill)
     t.checks.that(isinstance(failed, t.baton.BatonError), "the update fails", failed)
     t.checks.same(t.says(), {SAYS}, "the other one serves the version before")
     until(lambda: t.fleet.look() and t.fleet.hosts[host] != before, "Ray has started another")
