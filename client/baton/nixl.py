@@ -19,6 +19,7 @@ from .progress import Watch
 from .tensors import as_tensors, checksum
 
 NOT_SENT = (ConnectionRefusedError, FileNotFoundError, socket.gaierror)
+SEGMENTS = ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE")  # each takes a copy of its own out of a GPU
 MODULES = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
 _lock = threading.Lock()
 _agents = {}  # by process: a child of fork() has none
@@ -40,6 +41,19 @@ def _failed(what, e):
     return BatonError(f"NIXL failed in this process: {what}: {e}", code="nixl_error")
 
 
+@contextlib.contextmanager
+def _large_segments():
+    """What UCX reads when the agent is made. Only servers read from it, and they take as much."""
+    given = any(name in os.environ for name in SEGMENTS)
+    if not given:
+        os.environ.update(dict.fromkeys(SEGMENTS, "512k"))
+    try:
+        yield
+    finally:
+        for name in () if given else SEGMENTS:
+            os.environ.pop(name, None)
+
+
 def _agent():
     """(agent, its name) of this process. Its name is no other's, also not of a process that had this one's id."""
     with _lock:
@@ -48,7 +62,8 @@ def _agent():
             name = f"trainer-{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(8)}"
             try:
                 config = api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
-                _agents[os.getpid()] = api.nixl_agent(name, config), name
+                with _large_segments():
+                    _agents[os.getpid()] = api.nixl_agent(name, config), name
             except Exception as e:  # the bindings have errors of their own
                 raise _failed("no agent", e) from e
         return _agents[os.getpid()]

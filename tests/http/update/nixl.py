@@ -229,6 +229,7 @@ def check_client(s):
     answer = baton.push(arrays, s.url, via="nixl", weight_version="torch", progress=lambda done, total: seen.append(done))
     same((answer["n_checksums"], answer["weight_version"], seen[-1]), (len(tensors), "torch", answer["nbytes_done"]), "a push")
     served(s, tensors, "torch tensors")
+    same((nixl_agent.segments, "UCX_TCP_TX_SEG_SIZE" in os.environ), (["512k", "512k"], False), "segments of the client's agent")
     same(baton.push(tensors, s.url, via="nixl", checksums=False)["n_checksums"], 0, "a push without checksums")
     few = {"norm": numpy.frombuffer(tensors["norm"].data, numpy.uint16).view("<u2")}
     same(failed(few, s.url, partial=True).code, "manifest_mismatch", "another dtype")

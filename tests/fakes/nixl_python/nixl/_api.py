@@ -14,11 +14,13 @@ class nixl_agent_config:
 
 class nixl_agent:
     live = []  # ranges of all agents, for tests
+    segments = None  # of the last one: what UCX read from the environment
 
     def __init__(self, name, config):
         assert isinstance(config, nixl_agent_config)
         ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANY, 0, 0, 0)  # who reads is no child of this process
         self.name = name
+        nixl_agent.segments = [os.environ.get(f"UCX_TCP_{way}_SEG_SIZE") for way in ("TX", "RX")]
 
     def register_memory(self, ranges, mem_type):
         lines = [f"{MEMORIES[mem_type]} {device} {addr} {nbytes} /proc/{os.getpid()}/mem" for addr, nbytes, device, _ in ranges]
