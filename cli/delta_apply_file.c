@@ -11,7 +11,6 @@
 struct applying {
     const struct weight_files *base;
     const struct weight_file *delta;
-    const struct delta_about *about;
     struct out_file *to;
     struct delta *d;           /* owned */
     struct delta_merge *merge; /* owned */
@@ -56,23 +55,24 @@ static struct delta_bytes part_bytes(const struct applying *a, const struct delt
 static int tensor_prove(struct applying *a, const struct tensor_spec *t, const void *bytes,
                         struct err *e)
 {
-    const json_t *said = json_object_get(a->about->checksums, t->name);
+    const struct safetensors *head = &a->delta->head;
+    uint32_t said = names_find(&head->made.names, t->name);
     struct checksum sum = checksum_of(bytes, t->nbytes);
-    char text[CHECKSUM_LEN + 1];
+    char is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1];
 
-    checksum_text(&sum, text);
-    if (said == NULL)
+    if (said == NAMES_NONE)
         return 0;
-    if (strcmp(text, json_string_value(said)) == 0) {
+    if (checksum_equal(sum, head->made.sums[said])) {
         a->n_proven++;
         return 0;
     }
+    checksum_text(&sum, is);
+    checksum_text(&head->made.sums[said], wanted);
     return err_set(e, ERR_CHECKSUM, "",
-                   "tensor %.200s then has checksum %s, and the delta says %.32s: it builds on "
+                   "tensor %.200s then has checksum %s, and the delta says %s: it builds on "
                    "another base%s%.128s",
-                   t->name, text, json_string_value(said),
-                   a->about->base_version != NULL ? ", version " : "",
-                   a->about->base_version != NULL ? a->about->base_version : "");
+                   t->name, is, wanted, head->delta_base[0] != '\0' ? ", version " : "",
+                   head->delta_base);
 }
 
 static int tensor_write(struct applying *a, const struct tensor_spec *t, const unsigned char *bytes,
@@ -101,7 +101,7 @@ static int tensor_write(struct applying *a, const struct tensor_spec *t, const u
 static int applied_write(struct applying *a, const struct tensor_list *list, struct err *e)
 {
     json_t *metadata = json_pack("{s:s, s:s*}", "format", "pt", "baton.weight_version",
-                                 a->about->version);
+                                 a->delta->head.weight_version);
     char *head = NULL;
     size_t nbytes;
     int rc;
@@ -122,9 +122,9 @@ static int applied_write(struct applying *a, const struct tensor_list *list, str
 
 static int base_check(const struct applying *a, struct err *e)
 {
-    const char *wanted = a->about->base_version;
+    const char *wanted = a->delta->head.delta_base;
 
-    for (size_t k = 0; k < a->base->n && wanted != NULL && wanted[0] != '\0'; k++) {
+    for (size_t k = 0; k < a->base->n && wanted[0] != '\0'; k++) {
         const char *is = a->base->files[k].head.weight_version;
 
         if (is != NULL && strcmp(is, wanted) != 0)
@@ -148,10 +148,9 @@ static int room_make(struct applying *a, struct err *e)
 }
 
 int delta_file_apply(struct out_file *to, const struct weight_files *base,
-                     const struct weight_file *delta, const struct delta_about *about,
-                     struct delta_applied *out, struct err *e)
+                     const struct weight_file *delta, struct delta_applied *out, struct err *e)
 {
-    struct applying a = {.base = base, .delta = delta, .about = about, .to = to};
+    struct applying a = {.base = base, .delta = delta, .to = to};
     struct model_spec *m;
     int rc = -1;
 

@@ -1,6 +1,5 @@
 #include "cli/delta_file.h"
 
-#include "base/json_parse.h"
 #include "cli/interrupt.h"
 #include "weights/delta/delta_encode.h"
 #include "weights/safetensors_write.h"
@@ -9,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FORMAT       "baton-delta-1"
 #define CHECKSUM_KEY "checksum."
 
 enum {
@@ -182,7 +180,7 @@ static int base_covered(const struct delta_file_cfg *cfg, struct err *e)
 
 static json_t *metadata_make(const struct making *m)
 {
-    json_t *out = json_pack("{s:s, s:s*, s:s*}", "format", FORMAT, "base_version",
+    json_t *out = json_pack("{s:s, s:s*, s:s*}", "format", SAFETENSORS_DELTA, "base_version",
                             m->cfg->base_version, "version", m->cfg->version);
     const char *name;
     json_t *sum;
@@ -268,45 +266,4 @@ void delta_file_fini(struct delta_file *d)
 {
     json_decref(d->checksums);
     *d = (struct delta_file){0};
-}
-
-static char *member_copy(const json_t *metadata, const char *name)
-{
-    const char *text = json_string_value(json_object_get(metadata, name));
-
-    return text != NULL ? strdup(text) : NULL;
-}
-
-int delta_about_read(struct delta_about *out, const struct weight_file *f, struct err *e)
-{
-    const char *key, *format;
-    json_t *head, *metadata, *value;
-    json_error_t why;
-    bool starved = false;
-
-    *out = (struct delta_about){0};
-    head = json_parse_file((const char *)f->bytes + SAFETENSORS_PREFIX,
-                           (size_t)f->head.nbytes_head - SAFETENSORS_PREFIX, 0, &why, &starved);
-    metadata = json_object_get(head, "__metadata__");
-    format = json_string_value(json_object_get(metadata, "format"));
-    if (format != NULL && strcmp(format, FORMAT) == 0) {
-        out->checksums = json_object();
-        out->base_version = member_copy(metadata, "base_version");
-        out->version = member_copy(metadata, "version");
-        json_object_foreach(metadata, key, value)
-        {
-            if (strncmp(key, CHECKSUM_KEY, strlen(CHECKSUM_KEY)) == 0)
-                (void)json_object_set(out->checksums, key + strlen(CHECKSUM_KEY), value);
-        }
-    }
-    json_decref(head);
-    return head == NULL ? delta_file_no_memory(e) : 0;
-}
-
-void delta_about_fini(struct delta_about *a)
-{
-    free(a->base_version);
-    free(a->version);
-    json_decref(a->checksums);
-    *a = (struct delta_about){0};
 }

@@ -36,16 +36,6 @@ int delta_file_make(struct delta_file *out, struct out_file *to, const struct de
                     struct err *e);
 void delta_file_fini(struct delta_file *d); /* accepts a zeroed one */
 
-/* What a delta file says about itself. */
-struct delta_about {
-    char *base_version, *version; /* owned; NULL: not said */
-    json_t *checksums;            /* owned: {name: checksum} of tensors of the new version */
-};
-
-/* delta_about_read - @out->checksums is NULL if the file is no delta. Errors: ERR_NO_MEMORY. */
-int delta_about_read(struct delta_about *out, const struct weight_file *f, struct err *e);
-void delta_about_fini(struct delta_about *a); /* accepts a zeroed one */
-
 struct delta_applied {
     uint32_t n_changed; /* tensors of the delta */
     uint32_t n_proven;  /* tensors of the checkpoint: by a checksum of the delta */
@@ -57,7 +47,6 @@ struct delta_applied {
  *         on), ERR_MISMATCH, ERR_BAD_REQUEST (of the delta, which names the tensor), ERR_CHECKSUM,
  *         ERR_UNREADABLE, ERR_NO_MEMORY, ERR_CANCELLED after an interrupt. Blocks: on the disk. */
 int delta_file_apply(struct out_file *to, const struct weight_files *base,
-                     const struct weight_file *delta, const struct delta_about *about,
-                     struct delta_applied *out, struct err *e);
+                     const struct weight_file *delta, struct delta_applied *out, struct err *e);
 
 #endif

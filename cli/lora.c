@@ -69,25 +69,17 @@ static enum cli_exit load_bytes(struct cli *c, const void *bytes, size_t nbytes,
 static enum cli_exit load_as_is(struct cli *c, const struct weight_file *f, const char *config,
                                 struct answer *out)
 {
-    const char *digest = c->values[OPT_DELTA_FROM];
-    struct delta_about about;
-    struct err e = {0};
-    enum cli_exit rc;
+    const char *digest = c->values[OPT_DELTA_FROM], *base = f->head.delta_base;
 
-    if (delta_about_read(&about, f, &e) != 0) {
-        (void)fprintf(stderr, "baton lora load: %s\n", e.msg);
-        return CLI_USAGE;
-    }
-    if (digest == NULL)
-        digest = about.base_version;
-    if (about.checksums == NULL && digest != NULL)
-        rc = cli_usage_error(c, "--delta-from needs --delta-base: the directory of that revision");
-    else if (about.checksums != NULL && digest == NULL)
-        rc = cli_usage_error(c, "it needs --delta-from: the delta does not say what it builds on");
-    else
-        rc = load_bytes(c, f->bytes, (size_t)f->nbytes, config, digest, NULL, out);
-    delta_about_fini(&about);
-    return rc;
+    if (digest == NULL && base != NULL && base[0] != '\0')
+        digest = base;
+    if (base == NULL && digest != NULL)
+        return cli_usage_error(c,
+                               "--delta-from needs --delta-base: the directory of that revision");
+    if (base != NULL && digest == NULL)
+        return cli_usage_error(c,
+                               "it needs --delta-from: the delta does not say what it builds on");
+    return load_bytes(c, f->bytes, (size_t)f->nbytes, config, digest, NULL, out);
 }
 
 /* @whole  set if all is to be sent instead */

@@ -347,46 +347,63 @@ static enum cli_exit push_from(struct push *p, const char *path)
     return rc;
 }
 
-/* What the first delta among the files says; zeroed: there is none. A delta is one file. */
-static int find_delta(struct delta_about *out, const struct weight_files *w, struct err *e)
+/* The first delta among the files; NULL: there is none. */
+static const struct safetensors *find_delta(const struct weight_files *w)
 {
-    for (size_t k = 0; k < w->n && out->checksums == NULL; k++)
-        if (delta_about_read(out, &w->files[k], e) != 0)
-            return -1;
-    return out->checksums == NULL || w->n == 1
-               ? 0
-               : err_set(e, ERR_BAD_REQUEST, "",
-                         "there is a delta among these %zu files: push each delta by itself", w->n);
+    for (size_t k = 0; k < w->n; k++)
+        if (w->files[k].head.delta_base != NULL)
+            return &w->files[k].head;
+    return NULL;
+}
+
+/* {name: checksum} of what a delta says that it makes. */
+static json_t *made_json(const struct made_sums *made)
+{
+    json_t *sums = json_object();
+    char text[CHECKSUM_LEN + 1];
+
+    for (uint32_t i = 0; i < made->names.n; i++) {
+        checksum_text(&made->sums[i], text);
+        (void)json_object_set_new(sums, made->names.items[i], json_string(text));
+    }
+    return sums;
+}
+
+static enum cli_exit push_delta(struct push *p, const struct safetensors *delta)
+{
+    enum cli_exit rc;
+
+    if (p->base_version == NULL && delta->delta_base[0] != '\0')
+        p->base_version = delta->delta_base;
+    if (p->base_version == NULL)
+        return cli_usage_error(p->c, "it needs --delta-from: the delta does not say what it "
+                                     "builds on");
+    if (p->version == NULL)
+        p->version = delta->weight_version;
+    p->delta = true;
+    p->checksums = made_json(&delta->made);
+    rc = push_session(p);
+    json_decref(p->checksums);
+    return rc;
 }
 
 /* One delta file, or all of what lies there. */
 static enum cli_exit push_as_is(struct push *p)
 {
-    struct delta_about about = {0};
-    struct err e = {0};
-    enum cli_exit rc;
+    const struct safetensors *delta = find_delta(p->files);
 
-    if (find_delta(&about, p->files, &e) != 0) {
-        (void)fprintf(stderr, "baton push: %s\n", e.msg);
-        delta_about_fini(&about);
+    if (delta != NULL && p->files->n == 1)
+        return push_delta(p, delta);
+    if (delta != NULL) {
+        (void)fprintf(stderr,
+                      "baton push: there is a delta among these %zu files: push each delta by "
+                      "itself\n",
+                      p->files->n);
         return CLI_USAGE;
     }
-    if (about.checksums != NULL) {
-        p->delta = true;
-        p->checksums = about.checksums;
-        p->base_version = p->base_version != NULL ? p->base_version : about.base_version;
-        p->version = p->version != NULL ? p->version : about.version;
-        rc = p->base_version != NULL
-                 ? push_session(p)
-                 : cli_usage_error(p->c, "it needs --delta-from: the delta does not say what it "
-                                         "builds on");
-    } else if (p->base_version != NULL) {
-        rc = cli_usage_error(p->c, "--delta-from needs --delta-base: the files of that version");
-    } else {
-        rc = push_session(p);
-    }
-    delta_about_fini(&about);
-    return rc;
+    return p->base_version != NULL
+               ? cli_usage_error(p->c, "--delta-from needs --delta-base: the files of that version")
+               : push_session(p);
 }
 
 enum cli_exit cmd_push(struct cli *c)

@@ -79,20 +79,18 @@ static int apply_write(const struct weight_files *base, const struct weight_file
                        const char *path, struct delta_applied *applied, struct err *e)
 {
     struct out_file out = {0};
-    struct delta_about about = {0};
-    int rc = delta_about_read(&about, delta, e);
+    int rc = 0;
 
-    if (rc == 0 && about.checksums == NULL)
+    if (delta->head.delta_base == NULL)
         rc = err_set(e, ERR_BAD_REQUEST, "", "%.300s is no delta: weights delta writes one",
                      delta->path);
     if (rc == 0)
         rc = out_file_open(&out, path, true, e);
     if (rc == 0)
-        rc = delta_file_apply(&out, base, delta, &about, applied, e);
+        rc = delta_file_apply(&out, base, delta, applied, e);
     if (rc == 0)
         rc = out_file_finish(&out, e);
     out_file_close(&out);
-    delta_about_fini(&about);
     return rc;
 }
 
