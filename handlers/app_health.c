@@ -43,11 +43,11 @@ static int weights_ready(const struct app *app, struct err *why)
 {
     struct store_info info;
 
-    if (seeder_holds(app->weights->seeder))
-        return err_set(why, ERR_SEEDING, "", "a version of a peer is being read");
     store_info(app->weights->store, &info);
     switch (info.state) {
     case STORE_UNSYNCED:
+        if (seeder_is_seeding(app->weights->seeder))
+            return err_set(why, ERR_SEEDING, "", "a version of a peer is being read");
         return store_readable(app->weights->store, why);
     case STORE_ASLEEP:
         return err_set(why, ERR_ASLEEP, "", "the weights are asleep (level 1)");

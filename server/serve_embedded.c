@@ -217,6 +217,6 @@ void server_begin_seed(struct server *s)
 {
     struct err e = {0};
 
-    if (s->n_seed_peers > 0 && seeder_begin(s->weights.seeder, NULL, 0, &e) != 0)
+    if (s->n_seed_peers > 0 && seeder_begin(s->weights.seeder, NULL, 0, NULL, &e) != 0)
         log_event_line(LOG_ERROR, "weights.seed_failed", "%s", e.msg);
 }

@@ -68,7 +68,8 @@ struct api_args {
     const char *const *ids; /* [n_ids], of requests to be aborted; NULL: none, or in the body. Of a
                                seed: URLs of its peers */
     size_t n_ids;
-    bool all; /* requests are to be aborted */
+    uint64_t if_serial; /* of a seed: what the engine serves, else it refuses; 0: nothing */
+    bool all;           /* requests are to be aborted */
 };
 
 #endif

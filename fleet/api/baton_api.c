@@ -92,7 +92,9 @@ static int baton_seed(const struct api_draft *d)
 
     for (size_t i = 0; i < d->args->n_ids; i++)
         peers = json_list_append(peers, json_string(d->args->ids[i]));
-    return api_set_body(d, json_object_with(json_object(), "peers", peers));
+    return api_set_body(d, json_object_with(json_object_with(json_object(), "peers", peers),
+                                            "if_serial",
+                                            json_integer((json_int_t)d->args->if_serial)));
 }
 
 /* replies */
@@ -141,6 +143,7 @@ static void read_seed(struct upstream_report *out, const json_t *status)
 
     out->takes_seeds = json_is_object(seed);
     out->passes_seeds = json_is_true(json_object_get(seed, "passes"));
+    out->seed_failures = (uint64_t)json_integer_value(json_object_get(seed, "failures"));
     out->serial = serial > 0 ? (uint64_t)serial : 0;
     api_copy_text(out->digest, api_at(status, "/weights/digest"));
     if (strcmp(api_text(seed, "state", ""), "seeding") == 0)

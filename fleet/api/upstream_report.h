@@ -33,8 +33,9 @@ struct upstream_report {
     bool takes_seeds;  /* it reads versions of peers, if it is asked to, … */
     bool passes_seeds; /* … and gives others what it is reading */
     char seeding_from[FLEET_LABEL_MAX + 1]; /* the peer that it reads from now */
-    uint64_t serial;                        /* of its weights, in this process; 0: not known */
-    char digest[FLEET_LABEL_MAX + 1];       /* of their bytes; "": not known */
+    uint64_t seed_failures;                 /* of peers, so far */
+    uint64_t serial;                  /* of its weights, in this process; 0: none, or not known */
+    char digest[FLEET_LABEL_MAX + 1]; /* of their bytes; "": not known */
     const char *held; /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
                          does not say */
     enum report_sleep { SAYS_NOTHING, SAYS_AWAKE, SAYS_ASLEEP } sleep; /* by any client */

@@ -43,6 +43,7 @@ struct fleet_gate {
 struct fleet_seed {
     const struct upstream *from; /* asked first; only compared; NULL: none */
     uint64_t until_us;           /* it counts as busy with that, whatever it says */
+    uint64_t n_failures;         /* as it reported when it was told */
 };
 
 /* What the engines joined for transfers (fleet/calls/fleet_transfer.h). */

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 enum {
-    SEED_SOURCES_MAX = 4, /* it goes on to the next when one fails */
+    SEED_SOURCES_MAX = 64, /* of a request; it goes on to the next when one fails */
     SEEDED_BY_ONE_MAX = 2,
     SEED_AGAIN_US = 3000000, /* it is asked again: it may have given up, or been restarted */
     SEED_REQUEST_US = 2000000
@@ -16,6 +16,10 @@ enum {
 bool fleet_seed_differs_locked(struct fleet_control *fc, struct upstream *upstream,
                                const struct upstream_info *info)
 {
+    const struct fleet_seed *seed = &fleet_engine(upstream)->seed;
+
+    if (info->report.seeding_from[0] != '\0' && info->report.seed_failures == seed->n_failures)
+        return false; /* it reads */
     return info->alive && !info->removed && info->wants_seed && !info->may_sleep &&
            !fc->sleep.weights && fc->session == NULL &&
            !fleet_engine_is_held_locked(fc, upstream) &&
@@ -27,6 +31,7 @@ struct seeded {
     struct upstream *it;
     bool serves, passes, differs;
     size_t from; /* index of that which it reads from; the number of them: of none */
+    uint64_t n_failures, serial;
 };
 
 /* As it was told just now, or as it says. */
@@ -59,7 +64,9 @@ static bool look(struct fleet_control *fc, const struct upstream_list *all, stru
                                  .serves = info.out == 0 && info.report.serial != 0,
                                  .passes = info.alive && info.report.passes_seeds,
                                  .differs = fleet_seed_differs_locked(fc, it, &info),
-                                 .from = read_from_locked(all, it, &info)};
+                                 .from = read_from_locked(all, it, &info),
+                                 .n_failures = info.report.seed_failures,
+                                 .serial = info.report.serial};
         mtx_unlock(&fc->lock);
         differ = differ || out[i].differs;
     }
@@ -75,13 +82,15 @@ static bool has_source(const struct seeded *s, size_t n, size_t i, size_t which)
 }
 
 /* The least busy first, of those that serve the version before those that are reading it; then
- * others that serve it. */
+ * others that serve it. After peers that failed it begins further on, where that makes no
+ * difference. */
 static size_t find_sources(struct seeded *s, size_t n, size_t which, const char **urls)
 {
     uint32_t least = 2 * SEEDED_BY_ONE_MAX;
     size_t n_urls = 1, first = n;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t j = 0; j < n; j++) {
+        size_t i = (s[which].n_failures + j) % n;
         uint32_t busy = !s[i].serves;
 
         for (size_t k = 0; k < n; k++)
@@ -95,9 +104,12 @@ static size_t find_sources(struct seeded *s, size_t n, size_t which, const char 
     if (first == n)
         return 0;
     urls[0] = upstream_name(s[first].it);
-    for (size_t i = 0; i < n && n_urls < SEED_SOURCES_MAX; i++)
+    for (size_t j = 0; j < n && n_urls < SEED_SOURCES_MAX; j++) {
+        size_t i = (s[which].n_failures + j) % n;
+
         if (i != which && i != first && s[i].serves)
             urls[n_urls++] = upstream_name(s[i].it);
+    }
     return n_urls;
 }
 
@@ -112,41 +124,41 @@ static void log_seed(struct upstream *upstream, const char *from, const struct e
     log_event(&r);
 }
 
-static void note_told_locked(struct fleet_control *fc, struct upstream *it,
-                             const struct upstream *from, bool ok)
+static void note_told_locked(struct fleet_control *fc, const struct seeded *it,
+                             const struct upstream *from)
 {
-    struct fleet_engine *engine = fleet_engine(it);
+    struct fleet_engine *engine = fleet_engine(it->it);
 
     mtx_assert_held(&fc->lock);
-    engine->seed.from = from;
-    engine->seed.until_us = clock_after_us(SEED_AGAIN_US + SEED_REQUEST_US);
-    fleet_aspect_tried_locked(&engine->retry[ASPECT_VERSION], ok);
-    if (ok)
+    engine->seed = (struct fleet_seed){.from = from,
+                                       .until_us = clock_after_us(SEED_AGAIN_US + SEED_REQUEST_US),
+                                       .n_failures = it->n_failures};
+    fleet_aspect_tried_locked(&engine->retry[ASPECT_VERSION], from != NULL);
+    if (from != NULL)
         engine->retry[ASPECT_VERSION].due_us = clock_after_us(SEED_AGAIN_US);
 }
 
+/* A request that comes late, when another version is served, is refused. */
 static void give_version(struct fleet_control *fc, struct seeded *s, size_t n, size_t which)
 {
     const char *urls[SEED_SOURCES_MAX];
-    size_t said = s[which].from;
-    const struct api_args args = {.ids = urls, .n_ids = find_sources(s, n, which, urls)};
+    const struct api_args args = {
+        .ids = urls, .n_ids = find_sources(s, n, which, urls), .if_serial = s[which].serial};
     const struct fleet_target target = {.upstream = s[which].it, .args = &args};
     fleet_results_auto results = {0};
     struct err why = {0};
-    bool ok = false, seeds = false;
+    bool ok = false;
 
     if (args.n_ids > 0 &&
         fleet_request(fc, API_SEED, &target, 1, SEED_REQUEST_US, &results, &why) == 0) {
         why = results.list[0].why;
-        seeds = results.list[0].status == err_http_status(ERR_CONFLICT); /* it does already */
-        ok = seeds || why.code == ERR_NONE;
-        if (!seeds)
-            log_seed(s[which].it, urls[0], &why);
+        ok = why.code == ERR_NONE;
+        log_seed(s[which].it, urls[0], &why);
     }
-    if (seeds || !ok)
-        s[which].from = seeds ? said : n;
+    if (!ok)
+        s[which].from = n;
     mtx_lock(&fc->lock);
-    note_told_locked(fc, s[which].it, ok && !seeds ? s[s[which].from].it : NULL, ok);
+    note_told_locked(fc, &s[which], ok ? s[s[which].from].it : NULL);
     mtx_unlock(&fc->lock);
 }
 

@@ -42,6 +42,8 @@ struct handles_renew_request {
 
 struct weights_seed_request {
     const json_t *peers; /* NULL: those of --seed */
+    uint64_t if_serial;
+    bool if_serial_given;
 };
 
 struct weight_values_request {

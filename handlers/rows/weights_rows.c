@@ -78,6 +78,10 @@ const struct member weights_seed_members[] = {
     {"peers", M_ARRAY, .items = M_STRING, M_IN(struct weights_seed_request, peers), .min = 1,
      .max = SEED_PEERS_MAX,
      .doc = "Servers to ask, in this order, as http://HOST:PORT; default: those of --seed"},
+    {"if_serial", M_INT, M_IN(struct weights_seed_request, if_serial),
+     M_GIVEN(struct weights_seed_request, if_serial_given), .min = 0,
+     .doc = "409 unless this serial is served (0: none), so that a request that comes late takes "
+            "nothing back; an update that is committed later ends the seed"},
     {0},
 };
 

@@ -24,7 +24,8 @@ int handle_weights_seed(struct app *app, struct http_request *x, struct err *e)
     n = json_array_size(req.peers);
     for (size_t i = 0; i < n; i++)
         peers[i] = json_string_value(json_array_get(req.peers, i));
-    if (seeder_begin(app->weights->seeder, req.peers != NULL ? peers : NULL, n, e) != 0)
+    if (seeder_begin(app->weights->seeder, req.peers != NULL ? peers : NULL, n,
+                     req.if_serial_given ? &req.if_serial : NULL, e) != 0)
         return -1;
     reply_json(x, 202, status_seed_json(app));
     return 0;

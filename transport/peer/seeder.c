@@ -23,19 +23,25 @@
 
 enum { LEASE_S = 60, OTHER_UPDATE_US = 100000, STEPS_STALLED = 3, SOON_US = 10000 };
 
+struct peers {
+    char (*urls)[SEED_URL_MAX + 1]; /* owned; [n] */
+    size_t n;
+    uint64_t serial; /* served when they were named */
+    bool awaited;    /* as of struct seeder, once they are asked */
+};
+
 struct seeder {
     struct seeder_cfg cfg;
 
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed;
-    bool wanted, holds, answered;
+    bool answered;
     bool awaited;      /* others that ask for a version wait for the one that is to be read */
     struct pass *pass; /* owned; of the session; NULL: none */
     struct update_info answer; /* of the update worker, and why it failed */
     struct err why;
     struct seeder_info info;
-    char (*peers)[SEED_URL_MAX + 1]; /* owned; [n_peers] */
-    size_t n_peers;
+    struct peers next; /* after those that are asked now; urls NULL: none */
 
     atomic_bool stopping; /* relaxed: looked at again under the lock */
     pthread_t thread;
@@ -47,6 +53,7 @@ struct seeder {
     char digest[CONTENT_LEN + 1];      /* of the session: of the version that it becomes */
     bool again;                        /* it has bytes of an earlier attempt */
     uint64_t serial;                   /* served when nothing else was committed since */
+    struct peers peers;
     unsigned round;
     size_t last; /* the peer that was asked last */
     struct peer *peer;
@@ -179,8 +186,9 @@ struct reading {
     bool *wanted;
     uint32_t n_wanted;
     uint64_t base;
-    struct tensor_list *list; /* of what is read; one reference */
-    uint32_t *at;             /* owned; [list->n_tensors] in the file */
+    char label[VERSION_LABEL_MAX + 1]; /* of the base */
+    struct tensor_list *list;          /* of what is read; one reference */
+    uint32_t *at;                      /* owned; [list->n_tensors] in the file */
 };
 
 static void reading_fini(struct reading *r)
@@ -213,7 +221,7 @@ static int check_peer(struct seeder *s, struct reading *r, struct err *e)
 }
 
 /* What differs from the served version; all, if there is none. */
-static int find_wanted(struct seeder *s, struct reading *r, bool *same_label, struct err *e)
+static int find_wanted(struct seeder *s, struct reading *r, struct err *e)
 {
     uint32_t n = store_model_spec(s->cfg.store)->tensor_list->n_tensors;
     const struct version *served = NULL;
@@ -221,14 +229,13 @@ static int find_wanted(struct seeder *s, struct reading *r, bool *same_label, st
     struct err none = {0};
     int rc = 0;
 
-    *same_label = false;
     if (store_pin(s->cfg.store, &served, &none) != 0) {
         memset(r->wanted, true, n);
         r->n_wanted = n;
         return 0;
     }
     r->base = served->serial;
-    *same_label = strcmp(served->label, peer_version(s->peer)->label) == 0;
+    (void)snprintf(r->label, sizeof r->label, "%s", served->label);
     for (uint32_t i = 0; i < n && rc == 0; i++) {
         rc = store_checksum(s->cfg.store, served, i, &sum, e);
         r->wanted[i] = rc == 0 && !checksum_equal(sum, r->sums[i]);
@@ -320,6 +327,7 @@ static void log_seeded(struct seeder *s, uint64_t begun_us, const struct reading
     log_begin(&rec, LOG_INFO, "weights.seeded");
     log_str(&rec, "peer", s->info.from);
     log_str(&rec, "weight_version", s->info.label);
+    log_str(&rec, "instead_of", r->base != 0 ? r->label : NULL);
     log_u64(&rec, "serial", s->info.serial);
     log_u64(&rec, "n_tensors", r->n_wanted);
     log_u64(&rec, "nbytes_read", peer_nbytes_read(s->peer));
@@ -335,7 +343,6 @@ static void note_taken(struct seeder *s, const char *url)
     store_note_content(s->cfg.store, s->answer.serial, v->digest);
     mtx_lock(&s->lock);
     s->serial = s->answer.serial;
-    s->holds = true;
     s->awaited = false;
     s->info.serial = s->serial;
     s->info.peer_serial = v->serial;
@@ -382,7 +389,6 @@ static enum end take(struct seeder *s, struct reading *r, const char *url, struc
 static enum end read_peer(struct seeder *s, struct reading *r, const char *url, struct err *e)
 {
     const struct tensor_list *spec = store_model_spec(s->cfg.store)->tensor_list;
-    bool same_label;
 
     r->sums = calloc(spec->n_tensors, sizeof *r->sums);
     r->wanted = calloc(spec->n_tensors, sizeof *r->wanted);
@@ -390,11 +396,11 @@ static enum end read_peer(struct seeder *s, struct reading *r, const char *url, 
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for %u tensors", spec->n_tensors);
         return FAILED;
     }
-    if (check_peer(s, r, e) != 0 || find_wanted(s, r, &same_label, e) != 0)
+    if (check_peer(s, r, e) != 0 || find_wanted(s, r, e) != 0)
         return FAILED;
     if (r->n_wanted == 0)
         store_note_content(s->cfg.store, r->base, peer_version(s->peer)->digest);
-    if (r->n_wanted == 0 && same_label)
+    if (r->n_wanted == 0 && strcmp(r->label, peer_version(s->peer)->label) == 0)
         return HAS_NOTHING_NEWER;
     if (r->n_wanted == 0) { /* the same bytes under another name */
         r->wanted[0] = true;
@@ -536,11 +542,32 @@ static enum end seed_from(struct seeder *s, const char *url)
 
 /* ---- turns ---- */
 
+/* Waits for peers that were named meanwhile. What this server has committed itself since then is no
+ * other update. */
+static bool take_peers(struct seeder *s, uint64_t until_us)
+{
+    bool taken;
+
+    mtx_lock(&s->lock);
+    while (!seed_stopping(s) && s->next.urls == NULL && !clock_passed(until_us))
+        (void)cnd_wait(&s->changed, &s->lock, until_us);
+    taken = s->next.urls != NULL;
+    if (taken) {
+        free(s->peers.urls);
+        s->peers = s->next;
+        s->next = (struct peers){0};
+        s->serial = s->serial > s->peers.serial ? s->serial : s->peers.serial;
+        s->awaited = s->peers.awaited;
+    }
+    mtx_unlock(&s->lock);
+    return taken;
+}
+
 /* Each peer once, until one has a version; then that one again, which may have a newer one. */
 static enum end turn(struct seeder *s)
 {
     enum end end = FAILED;
-    size_t i = s->round > 0 ? s->last : 0, n = s->round > 0 ? i + 1 : s->n_peers;
+    size_t i = s->round > 0 ? s->last : 0, n = s->round > 0 ? i + 1 : s->peers.n;
 
     for (; i < n && end == FAILED; i++) {
         while (other_is_open(s) && !is_overtaken(s) && !seed_stopping(s))
@@ -548,7 +575,7 @@ static enum end turn(struct seeder *s)
         if (seed_stopping(s) || is_overtaken(s))
             break;
         s->last = i;
-        end = seed_from(s, s->peers[i]);
+        end = seed_from(s, s->peers.urls[i]);
     }
     return end;
 }
@@ -559,8 +586,8 @@ static void seed_end(struct seeder *s, enum seeder_state state)
 
     drop_session(s, "the seed has ended");
     mtx_lock(&s->lock);
-    s->info.state = state;
-    s->holds = s->awaited = false;
+    s->info.state = s->next.urls != NULL ? SEED_SEEDING : state;
+    s->awaited = false;
     mtx_unlock(&s->lock);
     log_begin(&r, LOG_INFO, "weights.seed_end");
     log_str(&r, "state", seeder_state_name(state));
@@ -589,27 +616,19 @@ static void seed(struct seeder *s)
             return seed_end(s, SEED_DONE);
         if (is_overtaken(s))
             return seed_end(s, SEED_ENDED);
-        if (!other_is_open(s)) /* else the next turn waits for it */
-            seed_wait(s, SEED_RETRY_S * UINT64_C(1000000));
+        /* While another is open, the next turn waits. */
+        (void)take_peers(s,
+                         other_is_open(s) ? 0 : clock_after_us(SEED_RETRY_S * UINT64_C(1000000)));
     }
 }
 
 static void *seeder_main(void *arg)
 {
     struct seeder *s = arg;
-    bool wanted;
 
     (void)pthread_setname_np(pthread_self(), "seed");
-    while (!seed_stopping(s)) {
-        mtx_lock(&s->lock);
-        if (!s->wanted && !seed_stopping(s))
-            (void)cnd_wait(&s->changed, &s->lock, CLOCK_NEVER);
-        wanted = s->wanted;
-        s->wanted = false;
-        mtx_unlock(&s->lock);
-        if (wanted)
-            seed(s);
-    }
+    while (take_peers(s, CLOCK_NEVER))
+        seed(s);
     drop_session(s, "the server is stopping");
     return NULL;
 }
@@ -627,17 +646,21 @@ int seeder_check_url(const char *url, const char *field, struct err *e)
     return http_target_check(url, field, e);
 }
 
-int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct err *e)
+int seeder_begin(struct seeder *s, const char *const *peers, size_t n, const uint64_t *if_serial,
+                 struct err *e)
 {
-    char(*copy)[SEED_URL_MAX + 1], field[ERR_FIELD_MAX];
+    char field[ERR_FIELD_MAX];
     bool of_option = peers == NULL;
     struct store_info served;
+    struct peers next, old;
     int rc = 0;
 
     if (of_option) {
         peers = s->cfg.peers;
         n = s->cfg.n_peers;
     }
+    if (n == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/peers", "name peers: there is no --seed");
     for (size_t i = 0; i < n && !of_option; i++) {
         (void)snprintf(field, sizeof field, "/peers/%zu", i);
         if (seeder_check_url(peers[i], field, e) != 0)
@@ -649,31 +672,31 @@ int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct er
                 "others may be",
                 utf8_cut(peers[i], 200), peers[i]);
     }
-    copy = calloc(n, sizeof *copy);
-    if (copy == NULL)
+    store_info(s->cfg.store, &served);
+    if (if_serial != NULL && *if_serial != served.serial)
+        return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
+                       (unsigned long long)served.serial, (unsigned long long)*if_serial);
+    next = (struct peers){.urls = calloc(n, sizeof *next.urls),
+                          .n = n,
+                          .serial = served.serial,
+                          .awaited = !of_option || served.state == STORE_UNSYNCED};
+    if (next.urls == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for peers");
     for (size_t i = 0; i < n; i++)
-        (void)snprintf(copy[i], sizeof copy[i], "%s", peers[i]);
-    store_info(s->cfg.store, &served);
+        (void)snprintf(next.urls[i], sizeof next.urls[i], "%s", peers[i]);
     mtx_lock(&s->lock);
-    if (seed_stopping(s))
+    if (seed_stopping(s)) {
         rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
-    else if (s->info.state == SEED_SEEDING)
-        rc = err_set(e, ERR_CONFLICT, "",
-                     "a version of a peer is being read: '%.200s' is asked now", s->info.peer);
-    if (rc == 0) {
-        free(s->peers);
-        s->peers = copy;
-        s->n_peers = n;
-        s->serial = served.serial; /* what is committed from here on goes first */
+    } else {
+        s->awaited = s->awaited || next.awaited;
+        old = s->next;
+        s->next = next;
+        next = old;
         s->info.state = SEED_SEEDING;
-        s->wanted = true;
-        s->awaited = !of_option || served.state == STORE_UNSYNCED;
         cnd_broadcast(&s->changed);
     }
     mtx_unlock(&s->lock);
-    if (rc != 0)
-        free(copy);
+    free(next.urls);
     return rc;
 }
 
@@ -702,19 +725,13 @@ int seeder_pass(struct seeder *s, struct pass **out, struct err *e)
     return 0;
 }
 
-bool seeder_holds(struct seeder *s)
+bool seeder_is_seeding(struct seeder *s)
 {
-    struct store_info info;
-    bool seeding, holds;
+    struct seeder_info info = {.state = SEED_NONE};
 
-    if (s == NULL)
-        return false;
-    mtx_lock(&s->lock);
-    seeding = s->info.state == SEED_SEEDING;
-    holds = s->holds;
-    mtx_unlock(&s->lock);
-    store_info(s->cfg.store, &info);
-    return seeding && (holds || info.state == STORE_UNSYNCED);
+    if (s != NULL)
+        seeder_info(s, &info);
+    return info.state == SEED_SEEDING;
 }
 
 int seeder_new(struct seeder **out, const struct seeder_cfg *cfg, struct err *e)
@@ -757,6 +774,7 @@ void seeder_free(struct seeder *s)
     seeder_stop(s);
     cnd_fini(&s->changed);
     mtx_fini(&s->lock);
-    free(s->peers);
+    free(s->next.urls);
+    free(s->peers.urls);
     free(s);
 }

@@ -15,7 +15,7 @@
 enum {
     SEED_PEERS_MAX = 64,
     SEED_URL_MAX = 512,
-    SEED_ROUNDS_MAX = 3, /* versions that are taken before the server is ready */
+    SEED_ROUNDS_MAX = 3, /* versions of a peer that are taken, each when it has committed it */
     SEED_RETRY_S = 5     /* after every peer has failed */
 };
 
@@ -52,13 +52,16 @@ int seeder_new(struct seeder **out, const struct seeder_cfg *cfg, struct err *e)
 void seeder_stop(struct seeder *s);
 void seeder_free(struct seeder *s); /* accepts NULL */
 
-/* seeder_begin - ask these peers from now on, until one has nothing newer or another update is
- * committed.
- * @peers  [n] copied; NULL: those of --seed
+/* seeder_begin - ask these peers, until one has nothing newer or another update is committed. While
+ * others are asked: once each of those has been, and then no longer those.
+ * @peers      [n] copied; NULL: those of --seed
+ * @if_serial  what must be served; NULL: anything
  * Threads: any. Blocks: no.
- * Errors: ERR_BAD_REQUEST at /peers/<i> (no URL), ERR_FORBIDDEN at /peers/<i> (neither of --seed,
- * nor is there a --seed-cidr), ERR_CONFLICT (it seeds already), ERR_DRAINING, ERR_NO_MEMORY. */
-int seeder_begin(struct seeder *s, const char *const *peers, size_t n, struct err *e);
+ * Errors: ERR_BAD_REQUEST at /peers (none), /peers/<i> (no URL), ERR_FORBIDDEN at /peers/<i>
+ * (neither of --seed, nor is there a --seed-cidr), ERR_CONFLICT at /if_serial, ERR_DRAINING,
+ * ERR_NO_MEMORY. */
+int seeder_begin(struct seeder *s, const char *const *peers, size_t n, const uint64_t *if_serial,
+                 struct err *e);
 
 enum seeder_state {
     SEED_NONE,    /* nothing was asked for */
@@ -86,8 +89,7 @@ const char *seeder_state_name(enum seeder_state state);
  * nothing besides). */
 int seeder_pass(struct seeder *s, struct pass **out, struct err *e);
 
-/* seeder_holds - is a version read without which the server shall not generate: the first, or a
- * newer one right after it? Threads: any. */
-bool seeder_holds(struct seeder *s); /* accepts NULL */
+/* seeder_is_seeding - is that its state? Threads: any. */
+bool seeder_is_seeding(struct seeder *s); /* accepts NULL */
 
 #endif

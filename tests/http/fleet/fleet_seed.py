@@ -30,10 +30,10 @@ def golden(step):
         return json.load(f)["checkpoints"][step]["cases"][0]
 
 
-def host(step=None, label="", port=0):
+def host(step=None, label="", port=0, peers="127.0.0.0/8", listen="127.0.0.1"):
     weights = ["--weights", checkpoint(step), "--weight-version", label] if step else ["--weights", "none"]
     return Server(BATON, os.path.join(WORK, "hosts"), "--model", MODEL, *weights, "--api-key-file", KEYS["host"],
-                  "--seed-cidr", "127.0.0.0/8", "--seed-key-file", KEYS["weights"], port=port)
+                  "--seed-cidr", peers, "--seed-key-file", KEYS["weights"], host=listen, port=port)
 
 
 def makes(server, step, label):
@@ -100,14 +100,24 @@ def main():
 
         # Without a trainer the fleet grows, and no engine seeds many.
         before = len(asked())
-        joined = [stack.enter_context(host()) for _ in range(N_JOIN)]
+        joined = [stack.enter_context(host()) for _ in range(N_JOIN - 1)]
+        joined.insert(2, stack.enter_context(host(listen="0.0.0.0")))
+        joined[2].url = f"http://127.0.0.2:{joined[2].port}"
         for server in joined:
             front.post("/v1/upstreams", {"upstream": spec(server)})
         for server in joined:
             serves(front, server)
             makes(server, "step-00100", "step-100")
-        firsts = [first for _, first in asked()[before:]]
-        assert max(firsts.count(f) for f in set(firsts)) <= 2 + N_JOIN // 2, firsts
+        sources = [source for _, source in asked()[before:]]
+        assert max(sources.count(f) for f in set(sources)) <= 2 + N_JOIN // 2, sources
+
+        # One that may read from the sixth only tries the others before.
+        last = stack.enter_context(host(peers="127.0.0.2/32"))
+        front.post("/v1/upstreams", {"upstream": spec(last)})
+        serves(front, last)
+        makes(last, "step-00100", "step-100")
+        assert seeded_from(last)["boot_id"] == joined[2].boot_id
+        joined.append(last)
 
         # Updates are theirs too; who misses one is seeded.
         joined[0].kill()

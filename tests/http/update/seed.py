@@ -183,6 +183,37 @@ def nobody_answers():
         serves(server, "00100")
 
 
+def another_list():
+    """Peers of a later request are asked once those that were named before have been: no restart is needed when they are dead."""
+    dead, good = Peer(ONE, lease=(503, {})), Peer(ONE)
+
+    def ask(peer, status=202, **more):
+        same(server.ask("POST", "/v1/weights/seed", {"peers": [peer.url], **more})[0], status, f"a list of peers, {more}")
+
+    with host(weights="none", seed_cidr="127.0.0.0/8") as server:
+        same(server.ask("POST", "/v1/weights/seed", {})[0], 400, "no peer at all")
+        ask(dead)
+        failed(server, "answered 503")
+        ask(good, 409, if_serial=1)
+        ask(good, if_serial=0)
+        same(settled(server)["seeded_from"]["url"], good.url, "the next list")
+        serves(server, "00100")
+        ask(good, 409, if_serial=0)  # it comes late
+        good.version = TWO
+        ask(good, if_serial=1)
+        settled(server)
+        serves(server, "01500")
+    dies, good = Peer(ONE, stall_at=NBYTES // 2, die_at=NBYTES // 2), Peer(ONE)
+    with host(weights="none", seed_cidr="127.0.0.0/8") as server:
+        ask(dies)
+        until("it is read", lambda: dies.sent >= NBYTES // 2)
+        ask(good)
+        dies.release.set()
+        same(settled(server)["seeded_from"]["url"], good.url, "the next list")
+        assert good.sent < 0.6 * NBYTES, f"{good.sent} of {NBYTES} bytes were read again"
+        serves(server, "00100")
+
+
 def newer():
     """A version that the peer commits while it is read: the leased one is taken, then what differs."""
     peer, (mixed, changed) = Peer(ONE), same_but(4, "mixed")
@@ -265,6 +296,20 @@ def trainer_wins():
         settled(server)
         serves(server, "00100")
     peer = Peer(ONE, stall_at=NBYTES // 2)
+    with host(peer, allow_path=STEPS) as server:  # one that begins once a version of the peer is served, and stays open
+        until("it is read", lambda: peer.sent >= NBYTES // 2)
+        peer.version, peer.faults = TWO, {"holds_head": True}
+        peer.release.set()
+        peer.release = threading.Event()
+        until("the next one is asked for", lambda: peer.held)
+        update = server.post("/v1/update_weights/start", {})["update_id"]
+        same(server.ask("GET", "/readyz")[0], 200, "it serves what it has")
+        serves(server, "00100")
+        peer.release.set()
+        server.post("/v1/update_weights", {**push, "update_id": update})
+        server.post("/v1/update_weights/finish", {"update_id": update})
+        serves(server, "01500", "trained")
+    peer = Peer(ONE, stall_at=NBYTES // 2)
     with host(peer) as server:  # the end of the server does not wait either
         until("it is read", lambda: peer.sent >= NBYTES // 2)
         begun = time.monotonic()
@@ -339,7 +384,7 @@ def limited():
         checks[0] += 1
 
 
-for test in (right, one_at_a_time, killed_at_each_step, nobody_answers, newer, overtaken, never_mixed, trainer_wins, state_dir, real, limited):
+for test in (right, one_at_a_time, killed_at_each_step, nobody_answers, another_list, newer, overtaken, never_mixed, trainer_wins, state_dir, real, limited):
     begun_at = time.monotonic()
     test()
     if "-v" in sys.argv:

@@ -97,7 +97,7 @@ static const struct row rows[] = {
     {UPSTREAM_BATON, API_SET_VERSION, "{\"weight_version\":\"a\"}", "POST /v1/weights/label",
      "{\"weight_version\":\"a\"}"},
     {UPSTREAM_BATON, API_SEED, "{\"request_ids\":[\"http://a\",\"http://b\"]}",
-     "POST /v1/weights/seed", "{\"peers\":[\"http://a\",\"http://b\"]}"},
+     "POST /v1/weights/seed", "{\"peers\":[\"http://a\",\"http://b\"],\"if_serial\":0}"},
     {UPSTREAM_VLLM, API_SEED, "{}", NULL, NULL},
     {UPSTREAM_BATON, API_RENEW_UPDATE, "{\"lease_s\":9}", "POST /v1/update_weights/renew",
      "{\"lease_s\":9}"},

@@ -141,7 +141,7 @@ void seeder_info(struct seeder *s, struct seeder_info *out)
         .state = SEED_SEEDING, .n_versions = 2, .n_failures = 3, .nbytes_read = 4096};
 }
 
-bool seeder_holds(struct seeder *s)
+bool seeder_is_seeding(struct seeder *s)
 {
     (void)s;
     return false;
