@@ -13,7 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLICE_US = 100000, /* between two looks at the reasons to end */ STATUS_PARTIAL = 206 };
+enum {
+    SLICE_US = 100000,    /* between two looks at the reasons to end */
+    RATE_MIN = 16 * 1024, /* bytes a second */
+    STATUS_PARTIAL = 206
+};
 
 struct lane {
     struct lanes *of;
@@ -23,7 +27,7 @@ struct lane {
 
 struct lanes {
     struct lanes_place place;
-    uint64_t stall_us;
+    uint64_t stall_us, stall_nbytes; /* in that time as many have to come, or all there are */
     struct loop *loop;
     struct http_client *client;
 
@@ -39,7 +43,7 @@ struct lanes {
     bool broken;    /* likewise */
 
     struct loop_item begin, cancel;
-    atomic_uint_fast64_t nbytes; /* relaxed: that have come */
+    atomic_uint_fast64_t nbytes; /* relaxed: that have come of what was asked for without a body */
 };
 
 /* ---- on the loop's thread ---- */
@@ -86,7 +90,8 @@ static bool on_run_data(void *arg, const void *data, size_t len)
     struct lane *l = arg;
     const struct lanes_work *w = l->of->work;
 
-    (void)atomic_fetch_add_explicit(&l->of->nbytes, len, memory_order_relaxed);
+    if (l->ask.body == NULL)
+        (void)atomic_fetch_add_explicit(&l->of->nbytes, len, memory_order_relaxed);
     if (w->data(w->arg, lane_index(l), data, len, &l->of->why) != 0)
         work_give_up(l->of);
     return true;
@@ -142,7 +147,7 @@ static int lane_begin(struct lane *l, struct err *e)
 static void lanes_go_on(struct lanes *s)
 {
     const struct lanes_work *w = s->work;
-    bool rest = true;
+    bool rest = true, asks = false;
 
     for (unsigned i = 0; i < w->n_lanes; i++) {
         struct lane *l = &s->lanes[i];
@@ -152,9 +157,12 @@ static void lanes_go_on(struct lanes *s)
         rest = rest && next == LANE_RESTS;
         if (next == LANE_ASKS && lane_begin(l, &s->why) != 0)
             return work_give_up(s);
+        asks = asks || l->call != NULL;
     }
     if (rest)
         work_end(s);
+    else if (!asks) /* it waits by its own will */
+        (void)atomic_fetch_add_explicit(&s->nbytes, s->stall_nbytes, memory_order_relaxed);
 }
 
 /* Also between two slices, when it has begun. */
@@ -173,15 +181,15 @@ static void work_begin(void *arg)
 
 /* ---- on the caller's ---- */
 
-/* Must it end now? @moved_us  when the last bytes came */
-static int run_check(const struct lanes *s, const struct progress *progress, uint64_t moved_us,
-                     struct err *e)
+/* Must it end now? @nbytes  that have come since `since_us` */
+static int run_check(const struct lanes *s, const struct progress *progress, uint64_t nbytes,
+                     uint64_t since_us, struct err *e)
 {
     if (progress_check(progress, e) != 0)
         return -1;
-    if (clock_now_us() - moved_us < s->stall_us)
+    if (nbytes >= s->stall_nbytes || clock_now_us() - since_us < s->stall_us)
         return 0;
-    return err_set(e, ERR_TIMEOUT, "", "no byte came for %llu ms",
+    return err_set(e, ERR_TIMEOUT, "", "%llu bytes came in %llu ms", (unsigned long long)nbytes,
                    (unsigned long long)s->stall_us / 1000);
 }
 
@@ -189,7 +197,7 @@ int lanes_run(struct lanes *s, const struct lanes_work *w, const struct progress
               bool *broken, struct err *e)
 {
     uint64_t seen = atomic_load_explicit(&s->nbytes, memory_order_relaxed), now;
-    uint64_t moved_us = clock_now_us();
+    uint64_t since_us = clock_now_us();
     bool ended = false;
 
     s->why = (struct err){0};
@@ -206,10 +214,12 @@ int lanes_run(struct lanes *s, const struct lanes_work *w, const struct progress
         ended = s->ended;
         mtx_unlock(&s->lock);
         now = atomic_load_explicit(&s->nbytes, memory_order_relaxed);
-        moved_us = now != seen ? clock_now_us() : moved_us;
-        seen = now;
-        if (!ended && e->code == ERR_NONE && run_check(s, progress, moved_us, e) != 0)
+        if (!ended && e->code == ERR_NONE && run_check(s, progress, now - seen, since_us, e) != 0)
             loop_post(s->loop, &s->cancel);
+        if (now - seen >= s->stall_nbytes) {
+            since_us = clock_now_us();
+            seen = now;
+        }
     }
     if (broken != NULL)
         *broken = e->code == ERR_NONE && s->broken;
@@ -236,7 +246,7 @@ int lanes_check_range(const struct http_head *h, const struct lane_ask *ask, uin
         (void)snprintf(again, sizeof again, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, from, last,
                        all);
     if (h->status != STATUS_PARTIAL || strcmp(again, h->content_range) != 0 || from != ask->from ||
-        last >= all || last + 1 != (ask->to == UINT64_MAX ? all : ask->to) ||
+        from > last || last >= all || last + 1 != (ask->to == UINT64_MAX ? all : ask->to) ||
         (h->content_length >= 0 && (uint64_t)h->content_length != last + 1 - from))
         return err_set(e, ERR_UNREADABLE, "",
                        "the server answered %d with the range '%.*s' of %lld bytes when it was "
@@ -259,6 +269,7 @@ int lanes_open(struct lanes **out, const struct lanes_place *place, uint64_t sta
     cnd_init(&s->changed);
     s->place = *place;
     s->stall_us = stall_us;
+    s->stall_nbytes = stall_us * RATE_MIN / 1000000 + 1;
     s->begin = (struct loop_item){.run = work_begin, .arg = s};
     s->cancel = (struct loop_item){.run = work_give_up, .arg = s};
     if (loop_new(&s->loop, &loop_cfg, e) != 0 || http_client_new(&s->client, s->loop, e) != 0 ||

@@ -49,7 +49,9 @@ struct lanes_work {
     void *arg;
 };
 
-/* lanes_open - start the thread. @stall_us  longest time without a byte of any lane
+/* lanes_open - start the thread.
+ * @stall_us  within which 16 KiB a second have to come of all lanes together, or all there is; the
+ *            answers to requests with a body do not count
  * Threads: any. Errors: ERR_NO_MEMORY, ERR_INTERNAL. */
 int lanes_open(struct lanes **out, const struct lanes_place *place, uint64_t stall_us,
                struct err *e);

@@ -130,6 +130,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 peer.dead = peer.dead or "die_at" in peer.faults
                 self.close_connection = True
                 return
+            if counts and peer.faults.get("drips_at", 1 << 60) <= peer.sent:
+                for i in range(len(piece)):
+                    self.wfile.write(piece[i:i + 1])
+                    peer.release.wait(0.1)
+                return
             if counts and peer.rate:
                 time.sleep(len(piece) / peer.rate)
             self.wfile.write(piece)

@@ -470,29 +470,41 @@ static int fill_whole(void *arg, unsigned lane, struct err *e)
                : err_set(e, ERR_UNREADABLE, "", "the peer sent less than it was asked for");
 }
 
-/* What an earlier attempt has brought. */
-static bool is_there(struct peer_source *s, uint32_t i)
+/* Has an earlier attempt brought it? */
+static int look_there(struct peer_source *s, uint32_t i, bool *there, struct err *e)
 {
     const struct tensor_spec *t = tensor_of(s, i);
+    struct checksum sum = {0, 0};
 
-    if (!s->again || !checksum_equal(checksum_of(place_of(s, i), t->nbytes), s->want[i]))
-        return false;
+    *there = false;
+    for (uint64_t at = 0, n; s->again && at < t->nbytes; at += n) {
+        n = t->nbytes - at < PEER_PIECE_MAX ? t->nbytes - at : PEER_PIECE_MAX;
+        if (progress_check(s->progress, e) != 0)
+            return -1;
+        checksum_add(&sum, place_of(s, i) + at, n, at);
+    }
+    *there = s->again && checksum_equal(sum, s->want[i]);
+    if (!*there)
+        return 0;
     came(s, place_of(s, i), t->nbytes);
     pass_put(s->pass, t->name, i, place_of(s, i));
-    return true;
+    return 0;
 }
 
-static void plan(struct peer_source *s)
+static int plan(struct peer_source *s, struct err *e)
 {
     const struct peer_cfg *cfg = &s->peer->cfg;
     uint64_t total = 0;
+    bool there;
 
     s->extent = s->n_extents = 0;
     for (uint32_t i = s->first; i < s->end; i++) {
         uint64_t from = s->from[i], nbytes = tensor_of(s, i)->nbytes;
         struct extent *last = s->n_extents > 0 ? &s->extents[s->n_extents - 1] : NULL;
 
-        if (nbytes == 0 || is_there(s, i))
+        if (look_there(s, i, &there, e) != 0)
+            return -1;
+        if (nbytes == 0 || there)
             continue;
         total += nbytes;
         if (last != NULL && last->end == from)
@@ -507,6 +519,7 @@ static void plan(struct peer_source *s)
     s->piece = s->piece > PIECE_MIN ? s->piece : PIECE_MIN;
     s->begun_us = clock_now_us();
     s->nbytes_asked = 0;
+    return 0;
 }
 
 static int peer_fill(struct source *source, const struct tensor_list *list, uint32_t first,
@@ -527,8 +540,9 @@ static int peer_fill(struct source *source, const struct tensor_list *list, uint
     s->progress = p;
     if (s->pass != NULL && n != list->n_tensors)
         pass_end(s->pass, 0); /* the memory is used for other tensors before the commit */
-    plan(s);
-    rc = s->n_extents == 0 ? 0 : lanes_run(s->peer->lanes, &w, p, NULL, e);
+    rc = plan(s, e);
+    if (rc == 0 && s->n_extents > 0)
+        rc = lanes_run(s->peer->lanes, &w, p, NULL, e);
     pass_take_back(s->pass);
     return rc;
 }

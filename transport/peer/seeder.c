@@ -237,7 +237,9 @@ static int find_wanted(struct seeder *s, struct reading *r, struct err *e)
     r->base = served->serial;
     (void)snprintf(r->label, sizeof r->label, "%s", served->label);
     for (uint32_t i = 0; i < n && rc == 0; i++) {
-        rc = store_checksum(s->cfg.store, served, i, &sum, e);
+        rc = seed_stopping(s) || store_reader_awaited(s->cfg.store, served)
+                 ? err_set(e, ERR_CONFLICT, "", "the served version is wanted for something else")
+                 : store_checksum(s->cfg.store, served, i, &sum, e);
         r->wanted[i] = rc == 0 && !checksum_equal(sum, r->sums[i]);
         r->n_wanted += r->wanted[i];
     }

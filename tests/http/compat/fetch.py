@@ -171,7 +171,7 @@ def whole(store):
 
 def faults(store):
     """Each by itself, of the index and of the tensors; then the right one."""
-    stall = f"no byte came for {STALL_MS} ms"
+    stall = f"bytes came in {STALL_MS} ms"
     cases = [(404, "there (yet)"), (403, "answered 403"), (500, "answered 500"), ("redirect", "redirects are not followed"),
              ("short", "'weight_v000001/"), ("huge", "1125899906842624 bytes or more"), ("encoded", "encoding 'gzip'")]
     with world("--fetch-prefix", f"gs://bucket={store.url}/bucket", *PRIVATE, stall_ms=STALL_MS) as server:
