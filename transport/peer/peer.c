@@ -22,8 +22,9 @@ enum {
     STATUS_OK = 200,
     ANSWER_NBYTES_MAX = 64 << 10, /* that is no file */
     PIECE_MIN = 64 << 10,
-    PIECES_EACH = 4, /* ranges of each connection, at least: so that all end together */
-    PIECES_S = 10,   /* ranges a second, where the rate is limited */
+    PIECES_EACH = 32, /* ranges of each connection, at least: all end together, and tensors are
+                         whole one after the other, for those who read from here */
+    PIECES_S = 10,    /* ranges a second, where the rate is limited */
     CLOSE_US = 1000000,
     RENEW_US = PEER_LEASE_S / 3 * 1000000
 };
