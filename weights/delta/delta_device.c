@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKET_NBYTES = 512 << 20 }; /* a GPU needs longer for it than the host to queue it */
+/* A GPU needs longer for it than the host to queue it. With 512 MiB 61 GB take 3 ms more. */
+static const uint64_t bucket_nbytes = UINT64_C(2) << 30;
 
 /* A bucket that was posted and not received. */
 struct posted {
@@ -541,7 +542,7 @@ static uint32_t delta_device_bucket(const struct source *s, uint32_t first)
     uint32_t i = first + 1;
 
     while (i < list->n_tensors && !goes_alone(d, i - 1) && !goes_alone(d, i) &&
-           t[i].offset + t[i].nbytes - t[first].offset <= BUCKET_NBYTES &&
+           t[i].offset + t[i].nbytes - t[first].offset <= bucket_nbytes &&
            (t[i].offset - t[first].offset) % dtype_nbytes(t[i].dtype) == 0)
         i++;
     return i - first;
