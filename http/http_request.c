@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 enum { STOP_POLL_US = 100 * 1000, STREAM_CAP_MIN = 1024 };
 
@@ -440,6 +441,33 @@ void http_request_on_disconnect(struct http_request *x, void (*fn)(void *arg), v
     mtx_unlock(&p->lock);
 }
 
+static void reader_took_locked(struct http_request_private *p, struct http_request_reader *r,
+                               size_t n)
+{
+    r->dst += n;
+    r->left -= n;
+    p->body_taken += n;
+    p->body_moved_us = clock_now_us();
+    if (r->left == 0)
+        cnd_broadcast(&p->body_moved);
+}
+
+size_t http_request_body_receive(struct http_request *x, int fd, size_t n)
+{
+    struct http_request_private *p = x->priv;
+    struct http_request_reader *r;
+    ssize_t got = 0;
+
+    mtx_lock(&p->lock);
+    r = p->reader;
+    if (r != NULL && !r->to_end && r->left > 0)
+        got = recvfrom(fd, r->dst, r->left < n ? (size_t)r->left : n, MSG_DONTWAIT, NULL, NULL);
+    if (got > 0)
+        reader_took_locked(p, r, (size_t)got);
+    mtx_unlock(&p->lock);
+    return got > 0 ? (size_t)got : 0;
+}
+
 size_t http_request_body_feed(struct http_request *x, const void *data, size_t n)
 {
     struct http_request_private *p = x->priv;
@@ -454,12 +482,7 @@ size_t http_request_body_feed(struct http_request *x, const void *data, size_t n
     } else if (r != NULL && r->left > 0) {
         take = r->left < n ? (size_t)r->left : n;
         memcpy(r->dst, data, take);
-        r->dst += take;
-        r->left -= take;
-        p->body_taken += take;
-        p->body_moved_us = clock_now_us();
-        if (r->left == 0)
-            cnd_broadcast(&p->body_moved);
+        reader_took_locked(p, r, take);
     }
     p->paused = take < n;
     mtx_unlock(&p->lock);

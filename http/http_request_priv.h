@@ -99,6 +99,11 @@ enum http_request_stream_state http_request_stream_take(struct http_request *x, 
 /* http_request_stream_kept - of the bytes taken, n have not been sent yet. */
 void http_request_stream_kept(struct http_request *x, size_t n);
 
+/* http_request_body_receive - receive up to n > 0 body bytes from a socket into the memory of the
+ * reader, without a wait. Returns how many; 0: none are there, none is wanted, or the socket is
+ * broken. The lock of the request is held meanwhile. */
+size_t http_request_body_receive(struct http_request *x, int fd, size_t n);
+
 /* http_request_body_feed - offer n > 0 body bytes to the reader. Returns how many it took. If fewer
  * than n, the request is paused, and the next reader (or the answer) wakes the HTTP server. */
 size_t http_request_body_feed(struct http_request *x, const void *data, size_t n);

@@ -128,6 +128,8 @@ static size_t collect_head(struct request *r, const char *data, size_t n)
     }
     if (x->body_len == r->head_nbytes) {
         r->stage = STAGE_STREAM;
+        if (!r->chunked && !r->conn->shard->http_server->tls && r->conn->daemon->direct == NULL)
+            r->conn->daemon->direct = r;
         conn_deadline(r->conn, CLOCK_NEVER);
         conn_busy(r->conn);
         request_dispatch(r);
@@ -142,14 +144,17 @@ refuse:
 /* Gives bytes to the request's reader; without one the connection sleeps until there is. */
 static size_t body_feed(struct request *r, const char *data, size_t n)
 {
-    size_t take;
+    size_t take = r->told < n ? (size_t)r->told : n;
 
-    if (http_request_answered(r->x) != ANSWER_NONE) {
+    if (http_request_answered(r->x) != ANSWER_NONE && !body_whole(r)) {
         r->must_close = true;
         body_drop_begin(r);
         return n;
     }
-    take = http_request_body_feed(r->x, data, n);
+    r->told -= take;
+    if (take < n)
+        take += http_request_body_feed(r->x, data + take, n - take);
+    r->drained = take == n;
     if (take < n)
         request_suspend(r);
     return take;

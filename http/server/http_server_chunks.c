@@ -1,5 +1,8 @@
-/* The framing of chunked bodies, as RFC 9112 has it.
+/* What libmicrohttpd reads. A streamed body of a known length goes from the socket into the memory
+ * of its reader, in pieces that are longer than its buffer; it only counts the bytes. Of several
+ * such bodies of a daemon one goes this way.
  *
+ * The framing of chunked bodies is checked, as RFC 9112 has it.
  * libmicrohttpd 0.9.75 takes a bare LF for the end of a line there, a bare CR for a part of an
  * extension, and has no option against it: a proxy that reads such a line otherwise sees another
  * body, and a second request may hide in the difference. Of the bytes between the pieces of a body
@@ -154,11 +157,46 @@ static void chunks_read(bool tls, int fd, const char *data, ssize_t n)
         chunks_take(&r->chunks, data, (size_t)n);
 }
 
+bool body_whole(const struct request *r)
+{
+    return r->nbytes_in + r->told + r->placed == r->x->content_length;
+}
+
+static struct request *direct_of(int fd)
+{
+    struct request *r = daemon_running != NULL ? daemon_running->direct : NULL;
+
+    return r != NULL && r->conn->fd == fd ? r : NULL;
+}
+
+/* Of n bytes that libmicrohttpd wants to read, how many are in the memory of the body's reader: it
+ * gets as many of any value, and body_piece counts them. No byte that follows the body is read, and
+ * none while libmicrohttpd has others of the body, which come first. */
+static size_t body_placed(struct request *r, size_t n)
+{
+    uint64_t unread = r->x->content_length - r->nbytes_in - r->told - r->placed;
+    size_t told;
+
+    unread = unread < HTTP_SERVER_DIRECT_NBYTES_MAX ? unread : HTTP_SERVER_DIRECT_NBYTES_MAX;
+    if (r->placed < n && r->stage == STAGE_STREAM && r->drained && unread > 0)
+        r->placed += http_request_body_receive(r->x, r->conn->fd, (size_t)unread);
+    told = r->placed < n ? (size_t)r->placed : n;
+    r->placed -= told;
+    r->told += told;
+    return told;
+}
+
 /* Of the whole process, as recvfrom is. Flags: libmicrohttpd has none, we always have some. */
 __attribute__((visibility("default"))) ssize_t recv(int fd, void *data, size_t n, int flags)
 {
-    ssize_t got = recvfrom(fd, data, n, flags, NULL, NULL);
+    struct request *r = flags == 0 ? direct_of(fd) : NULL;
+    size_t told = r != NULL ? body_placed(r, n) : 0;
+    ssize_t got = told < n ? recvfrom(fd, (char *)data + told, n - told, flags, NULL, NULL) : 0;
 
+    if (r != NULL && got > 0)
+        r->drained = false;
+    if (told > 0)
+        got = (ssize_t)told + (got > 0 ? got : 0); /* an end or an error is read again */
     if (flags == 0)
         chunks_read(false, fd, data, got);
     return got;

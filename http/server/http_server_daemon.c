@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-enum { LIBRARY_LINES_PER_S = 10 };
+enum { LIBRARY_LINES_PER_S = 10, RUNS_MAX = 64 /* of a daemon in one turn */ };
 
 static void library_log(void *cls, const char *fmt, va_list ap)
     __attribute__((format(printf, 2, 0)));
@@ -82,11 +82,14 @@ static void daemon_ready(void *arg, uint32_t events)
 static void daemon_run(struct daemon *p)
 {
     MHD_UNSIGNED_LONG_LONG ms = 0;
+    unsigned n_runs = 0;
 
-    p->moved = false;
     p->read_fd = -1;
     daemon_running = p;
-    (void)MHD_run(p->daemon);
+    do { /* in each run it hears of a part of what was placed */
+        p->moved = false;
+        (void)MHD_run(p->daemon);
+    } while (p->moved && p->direct != NULL && p->direct->placed > 0 && ++n_runs < RUNS_MAX);
     daemon_running = NULL;
     if (MHD_get_timeout(p->daemon, &ms) != MHD_YES) {
         p->n_zero_turns = 0;

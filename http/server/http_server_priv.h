@@ -48,7 +48,8 @@ enum {
     HTTP_SERVER_BODY_CAP_FIRST = 1 << 20,      /* first allocation for a declared body, at most */
     HTTP_SERVER_TCP_USER_TIMEOUT_MS = 60 * 1000,
     HTTP_SERVER_PIECE_NBYTES = 48 << 10, /* of a stream, written past it at once */
-    HTTP_SERVER_CHUNK_HEAD_MAX = 16
+    HTTP_SERVER_CHUNK_HEAD_MAX = 16,
+    HTTP_SERVER_DIRECT_NBYTES_MAX = 256 << 10 /* of a body, read at once into its reader's memory */
 };
 
 struct shard;
@@ -150,7 +151,11 @@ struct request {
     bool http11;
     bool chunked;
     struct chunks chunks;
-    bool expects;    /* Expect: 100-continue */
+    uint64_t
+        placed;    /* of a streamed body, in its reader's memory: libmicrohttpd has to hear of it */
+    uint64_t told; /* the same, and it has heard: they come to body_piece next */
+    bool drained;  /* libmicrohttpd has no other bytes of the body */
+    bool expects;  /* Expect: 100-continue */
     bool suspended;  /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
     bool queued;     /* a response is with libmicrohttpd */
     bool must_close; /* framing in doubt, or the body was not read to its end */
@@ -181,6 +186,7 @@ struct daemon {
     bool due;                /* it runs at the end of this turn, or of the next one */
     bool moved;              /* libmicrohttpd called back in this run */
     struct request *chunked; /* with a chunked body that is checked; linked by chunks.next */
+    struct request *direct;  /* its body may go past libmicrohttpd, into its reader's memory */
     int read_fd;             /* of the last read of this run, or -1 */
     const char *read_end;    /* behind its bytes, in libmicrohttpd's buffer */
 };
@@ -357,7 +363,9 @@ void origin_put_headers(const struct request *r, struct buf *head); /* of a raw 
 bool stream_may_pass(const struct request *r);
 void stream_push(struct request *r); /* send what there is, as far as the socket takes it */
 
-/* http_server_chunks.c: the framing of chunked bodies. */
+/* http_server_chunks.c: what libmicrohttpd reads: the framing of chunked bodies, and streamed
+ * bodies that go straight into the memory of their reader. */
+bool body_whole(const struct request *r); /* has all of it been read from the socket? */
 /* The daemon that runs on this thread, or NULL: what others read and send is not checked. */
 extern _Thread_local struct daemon *daemon_running;
 /* The function of another library that is hidden by one of ours; *found keeps it. NULL: there is

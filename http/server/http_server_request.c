@@ -23,7 +23,7 @@ static void request_woken(void *arg)
 {
     struct request *r = arg;
 
-    if (r->stage == STAGE_STREAM && http_request_answered(r->x) != ANSWER_NONE) {
+    if (r->stage == STAGE_STREAM && http_request_answered(r->x) != ANSWER_NONE && !body_whole(r)) {
         r->must_close = true;
         body_drop_begin(r);
     }
@@ -309,6 +309,8 @@ void request_end(struct request *r, bool sent)
     http_request_detach(r->x, r->sent);
     loop_unpost(s->loop, &r->wake);
     chunks_end(r);
+    if (r->conn->daemon->direct == r)
+        r->conn->daemon->direct = NULL;
     r->conn->req = NULL;
     conn_kept(r->conn);
     conn_deadline(r->conn,

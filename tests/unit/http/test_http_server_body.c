@@ -197,20 +197,12 @@ static void put_head(char *out, uint64_t n)
         out[i] = (char)(n >> (8 * i));
 }
 
-/* Head of 1000 bytes, then n pattern bytes; stops early after `send_nbytes` of them. */
-static void send_tensors(struct client *c, uint64_t n, uint64_t send_nbytes)
+static void send_pattern(struct client *c, uint64_t done, uint64_t end)
 {
-    char head[256], tensors[4096 + 16], begin[1008];
-    uint64_t done = 0;
+    char tensors[4096];
 
-    (void)snprintf(head, sizeof head, "POST /sink HTTP/1.1\r\n" HOST "Content-Length: %llu\r\n\r\n",
-                   (unsigned long long)(n + sizeof begin));
-    client_send(c, head);
-    memset(begin, 'h', sizeof begin);
-    put_head(begin, sizeof begin - 8);
-    assert_true(client_try_send(c, begin, sizeof begin));
-    while (done < send_nbytes) {
-        size_t piece = send_nbytes - done < 4096 ? (size_t)(send_nbytes - done) : 4096;
+    while (done < end) {
+        size_t piece = end - done < sizeof tensors ? (size_t)(end - done) : sizeof tensors;
 
         for (size_t i = 0; i < piece; i++)
             tensors[i] = (char)pattern(done + i);
@@ -218,6 +210,20 @@ static void send_tensors(struct client *c, uint64_t n, uint64_t send_nbytes)
             return;
         done += piece;
     }
+}
+
+/* Head of 1000 bytes, then n pattern bytes; stops early after `send_nbytes` of them. */
+static void send_tensors(struct client *c, uint64_t n, uint64_t send_nbytes)
+{
+    char head[256], begin[1008];
+
+    (void)snprintf(head, sizeof head, "POST /sink HTTP/1.1\r\n" HOST "Content-Length: %llu\r\n\r\n",
+                   (unsigned long long)(n + sizeof begin));
+    client_send(c, head);
+    memset(begin, 'h', sizeof begin);
+    put_head(begin, sizeof begin - 8);
+    assert_true(client_try_send(c, begin, sizeof begin));
+    send_pattern(c, 0, send_nbytes);
 }
 
 static void test_streamed_upload_is_byte_exact(void **state)
@@ -240,6 +246,54 @@ static void test_streamed_upload_is_byte_exact(void **state)
     client_close(&c);
 }
 
+static void expect_sunk(struct client *c, uint64_t n)
+{
+    char text[32];
+    struct response r;
+
+    (void)snprintf(text, sizeof text, "%llu", (unsigned long long)n);
+    client_response(c, &r, false);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, text);
+    response_free(&r);
+}
+
+/* No byte that follows a body is taken for one of it. */
+static void test_streamed_uploads_behind_each_other(void **state)
+{
+    static const uint64_t sizes[] = {5, 3 << 20, 1, 700001, 20000, 1 << 20};
+    enum { N = sizeof sizes / sizeof sizes[0] };
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    for (size_t i = 0; i < N; i++)
+        send_tensors(&c, sizes[i], sizes[i]);
+    client_send(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n");
+    for (size_t i = 0; i < N; i++)
+        expect_sunk(&c, sizes[i]);
+    expect(&c, "", 200, "");
+    client_close(&c);
+}
+
+static void test_streamed_uploads_beside_each_other(void **state)
+{
+    static const uint64_t n = 4 << 20;
+    struct client first, second;
+
+    (void)state;
+    client_open(&first, app.port);
+    client_open(&second, app.port);
+    send_tensors(&first, n, n / 4);
+    send_tensors(&second, n, n / 2);
+    send_pattern(&first, n / 4, n);
+    expect_sunk(&first, n);
+    send_pattern(&second, n / 2, n);
+    expect_sunk(&second, n);
+    client_close(&first);
+    client_close(&second);
+}
+
 static void test_streamed_body_that_ends_early(void **state)
 {
     struct client c;
@@ -248,11 +302,16 @@ static void test_streamed_body_that_ends_early(void **state)
     (void)state;
     app.sink_more = 77;
     client_open(&c, app.port);
-    send_tensors(&c, 100000, 100000);
-    client_response(&c, &r, false);
-    assert_int_equal(r.status, 422);
-    assert_string_equal(r.body, "the body ended early: 77 bytes are missing");
-    response_free(&r);
+    for (int i = 0; i < 20; i++)
+        send_tensors(&c, 100000, 100000);
+    client_send(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n");
+    for (int i = 0; i < 20; i++) {
+        client_response(&c, &r, false);
+        assert_int_equal(r.status, 422);
+        assert_string_equal(r.body, "the body ended early: 77 bytes are missing");
+        response_free(&r);
+    }
+    expect(&c, "", 200, "");
     client_close(&c);
 }
 
@@ -321,6 +380,8 @@ int main(void)
         T(test_get_body_is_dropped),
         T(test_half_body_and_hang_up_is_gone),
         T(test_streamed_upload_is_byte_exact),
+        T(test_streamed_uploads_behind_each_other),
+        T(test_streamed_uploads_beside_each_other),
         T(test_streamed_body_that_ends_early),
         T(test_streamed_body_without_its_head),
         T(test_streamed_body_peer_gone),
