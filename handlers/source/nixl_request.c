@@ -244,14 +244,18 @@ static int add_table_tensor(struct tensor_list_builder *b, const json_t *object,
     return err_set(e, cause.code, at, "%s", cause.msg);
 }
 
-/* Does a table say the same of the tensor as the one before it? */
+/* Does a table say the same of the tensor as the one before it, and of its dtype? */
 static int check_same_tensor(const struct tensor_spec *t, const json_t *object, const char *at,
                              struct err *e)
 {
     const char *dtype = json_string_value(json_object_get(object, "dtype"));
+    const json_t *elsize = json_object_get(object, "elsize");
     uint64_t shape[TENSOR_LIST_NDIM_MAX];
     uint32_t ndim;
 
+    if (elsize != NULL && json_integer_value(elsize) != (json_int_t)dtype_nbytes(t->dtype))
+        return err_set(e, ERR_BAD_REQUEST, at, "its elsize is not that of %s, which has %u bytes",
+                       dtype_name(t->dtype), (unsigned)dtype_nbytes(t->dtype));
     if (read_dims(shape, &ndim, object, "full_shape", at, e) != 0)
         return -1;
     if (dtype_parse(dtype) == t->dtype && ndim == t->ndim &&

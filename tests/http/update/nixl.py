@@ -170,6 +170,8 @@ def check_tables(s, agents):
     one = table_of(agents[:1], {"norm": tensors["norm"], "scale": tensors["scale"]})[0]
     s.post(UPDATE, {"transport": "nixl", "shard_table": one, "unchecked": True, "partial": True})
     say = {"transport": "nixl", "unchecked": True}
+    one["tensors"][0]["elsize"] = 4
+    refuse(s, {**say, "shard_table": one}, 400, "bad_request", "elsize", "BF16", "has 2 bytes")
     refuse(s, {**say, "shard_table": tables, "names": []}, 400, "bad_request", "leave out names")
     refuse(s, {**say, "shard_table": tables[:1]}, 422, "manifest_mismatch", "embed", "the first missing is [150, 0]")
     refuse(s, {**say, "shard_table": [tables[0], tables[0]]}, 400, "bad_request", "two agents")
