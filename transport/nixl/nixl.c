@@ -401,14 +401,6 @@ void nixl_info(struct nixl *n, struct nixl_info *out)
     mtx_unlock(&n->lock);
 }
 
-static int send_command(struct nixl *n, const struct nixl_command *command, const void *data,
-                        const struct progress *p, struct err *e)
-{
-    if (send_all(n, command, sizeof *command, p, e) != 0)
-        return -1;
-    return send_all(n, data, command->nbytes, p, e);
-}
-
 static int send_agents(struct nixl *n, const struct nixl_agent *agents, uint32_t count,
                        const struct progress *p, struct err *e)
 {
@@ -472,7 +464,9 @@ int nixl_read(struct nixl *n, uint32_t window, const struct nixl_slice *slices, 
 
     assert(!n->reading && window < NIXL_WINDOWS);
     n->reading = true;
-    return send_command(n, &command, slices, p, e);
+    if (send_all(n, &command, sizeof command, p, e) != 0)
+        return -1;
+    return send_all(n, slices, command.nbytes, p, e);
 }
 
 int nixl_wait(struct nixl *n, const struct progress *p, uint32_t *slice, struct err *e)

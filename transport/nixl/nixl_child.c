@@ -198,16 +198,6 @@ struct part {
     nixl_handle request;
 };
 
-static int refuse_slice(struct child *c, const struct nixl_slice *s, uint32_t i, struct err *e)
-{
-    c->slice = i;
-    return err_set(e, ERR_UNREADABLE, "",
-                   "agent '%s' has not registered %llu bytes of %s at address %llu (device %llu)",
-                   c->peers[s->agent].name, (unsigned long long)s->nbytes,
-                   s->mem == NIXL_VRAM ? "VRAM" : "DRAM", (unsigned long long)s->addr,
-                   (unsigned long long)s->device);
-}
-
 /* Which of the slices is not registered? Any other failure is the agent's. */
 static int explain_part(struct child *c, const struct part *p, const struct nixl_slice *s,
                         uint32_t n, int status, struct err *e)
@@ -224,8 +214,15 @@ static int explain_part(struct child *c, const struct part *p, const struct nixl
         (void)x->xfer_dlist_add_desc(list, s[i].addr, s[i].nbytes, s[i].device);
         there = x->check_remote_md(c->agent, c->peers[p->agent].name, list) == NIXL_SUCCESS;
         (void)x->destroy_xfer_dlist(list);
-        if (!there)
-            return refuse_slice(c, &s[i], i, e);
+        if (there)
+            continue;
+        c->slice = i;
+        return err_set(
+            e, ERR_UNREADABLE, "",
+            "agent '%s' has not registered %llu bytes of %s at address %llu (device %llu)",
+            c->peers[p->agent].name, (unsigned long long)s[i].nbytes,
+            p->mem == NIXL_VRAM ? "VRAM" : "DRAM", (unsigned long long)s[i].addr,
+            (unsigned long long)s[i].device);
     }
     return err_set(e, ERR_NIXL, "", "a read from agent '%s' cannot be made: NIXL answers %d",
                    c->peers[p->agent].name, status);
