@@ -412,6 +412,7 @@ class Upstream(TypedDict, total=False):
     fence_paused: bool
     missing_adapters: List[str]
     proof: Optional[UpstreamProof]
+    seeding_from: Optional[str]
 
 
 class _UpstreamReady(TypedDict):

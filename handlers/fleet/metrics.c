@@ -99,6 +99,19 @@ static void put_counts(const struct rows *rows, struct buf *out)
     }
 }
 
+static void put_seeds(const struct rows *rows, struct buf *out)
+{
+    static const char name[] = "baton_upstream_seeding";
+
+    prom_head(out, name, "gauge", "1 while an upstream reads a version from another one");
+    for (size_t i = 0; i < rows->n; i++)
+        if (rows->items[i].info.report.seeding_from[0] != '\0')
+            prom_u64(out, name,
+                     LABELS({"upstream", rows->items[i].name},
+                            {"from", rows->items[i].info.report.seeding_from}),
+                     1);
+}
+
 static void put_proofs(const struct rows *rows, struct buf *out)
 {
     static const char name[] = "baton_upstream_proofs_total";
@@ -199,6 +212,7 @@ void metrics_fleet(struct app *app, struct buf *out)
     put_states(rows, out);
     put_outstanding(rows, out);
     put_counts(rows, out);
+    put_seeds(rows, out);
     put_proofs(rows, out);
     free(rows);
 }

@@ -58,7 +58,7 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
     return json_pack(
         "{s:s, s:s, s:s, s:o, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, "
         "s:o, "
-        "s:o}",
+        "s:o, s:o}",
         "upstream", upstream_name(upstream), "dialect", upstream_kind_name(upstream_kind(upstream)),
         "origin", upstream_config_origin(upstream_config(upstream)), "name",
         name != NULL ? json_sprintf("dns+%s", name) : json_null(), "state",
@@ -71,7 +71,8 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
         last_heard_json(info->probe_ok_us), "error", error_or_null(&error->why), "last_error_at",
         n_errors > 0 ? json_integer(error->wall_s) : json_null(), "errors",
         member_write_list(errors, n_errors, sizeof errors[0], upstream_error_rows), "fence_paused",
-        (int)paused, "missing_adapters", lacks, "proof", proof);
+        (int)paused, "missing_adapters", lacks, "proof", proof, "seeding_from",
+        fleet_text_or_null(info->report.seeding_from));
 }
 
 static json_t *missing_adapters_json(struct fleet *f, struct upstream *upstream)

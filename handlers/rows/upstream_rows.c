@@ -153,6 +153,8 @@ const struct member upstream_reply[] = {
             " update, or since it serves the fleet's version without one (`--prove`), or since "
             "`POST /v1/upstreams/prove`. null: it was not asked: it does not serve that version, "
             "or is a baton, or `--prove` is none."},
+    {"seeding_from", M_STRING | M_NULL,
+     .doc = "The URL from which it is reading a version; null: it reads none"},
     {0},
 };
 

@@ -30,10 +30,10 @@ def golden(step):
         return json.load(f)["checkpoints"][step]["cases"][0]
 
 
-def host(step=None, label="", port=0, peers="127.0.0.0/8", listen="127.0.0.1"):
+def host(step=None, label="", port=0, peers="127.0.0.0/8", listen="127.0.0.1", options=()):
     weights = ["--weights", checkpoint(step), "--weight-version", label] if step else ["--weights", "none"]
     return Server(BATON, os.path.join(WORK, "hosts"), "--model", MODEL, *weights, "--api-key-file", KEYS["host"],
-                  "--seed-cidr", peers, "--seed-key-file", KEYS["weights"], host=listen, port=port)
+                  "--seed-cidr", peers, "--seed-key-file", KEYS["weights"], *options, host=listen, port=port)
 
 
 def makes(server, step, label):
@@ -126,6 +126,21 @@ def main():
         joined[0] = stack.enter_context(host(port=joined[0].port))
         until("it is seeded", lambda: seeded_from(joined[0]))
         for server in (a, b, c, *joined):
+            serves(front, server)
+            makes(server, "step-01500", "step-1500")
+
+        # Many at once read it one from the other, and the front says who from whom.
+        many = [stack.enter_context(host(options=("--seed-rate", 600000, "--seed-connections", 1))) for _ in range(4)]
+        for server in (a, b, c, *joined[1:]):
+            front.post("/v1/upstreams/remove", {"upstream": server.url})
+        for server in many:
+            front.post("/v1/upstreams", {"upstream": spec(server)})
+        reads = {}
+        until(lambda: f"all read at the same time: {reads}",
+              lambda: reads.update({s.url: upstream_of(front, s)["seeding_from"] for s in many}) or all(reads.values()))
+        assert {reads[s.url] for s in many} > {s.url for s in many[:-1]}, f"each sends to one: {reads}"
+        assert f'baton_upstream_seeding{{upstream="{many[0].url}",from="{reads[many[0].url]}"}} 1' in front.ask("GET", "/metrics")[1]
+        for server in many:
             serves(front, server)
             makes(server, "step-01500", "step-1500")
     print("ok")
