@@ -205,9 +205,8 @@ static inline int scatter_differs(struct scatter_world *w, const struct scatter_
                                   const char *what)
 {
     (void)snprintf(w->why, sizeof w->why,
-                   "%s of unit %u, %llu units, %llu values, parts at %% 8 = %d and %d: %s",
-                   delta_kind_name(c->d.kind), c->d.unit,
-                   (unsigned long long)(c->t.nbytes / c->d.unit),
+                   "kind %d of unit %u, %llu units, %llu values, parts at %% 8 = %d and %d: %s",
+                   (int)c->d.kind, c->d.unit, (unsigned long long)(c->t.nbytes / c->d.unit),
                    (unsigned long long)(c->nbytes_values / c->d.unit), (int)(c->positions % 8),
                    (int)(c->values % 8), what);
     return -1;

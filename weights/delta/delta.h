@@ -36,7 +36,6 @@ enum delta_kind {
     DELTA_RANGE,  /* pairs of first position and count, ascending, and the new values of all */
     DELTA_KIND_COUNT
 };
-const char *delta_kind_name(enum delta_kind kind); /* "whole", "xor", ... */
 
 /* The bytes of one tensor of the transfer. */
 struct delta_part {

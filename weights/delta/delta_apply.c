@@ -49,11 +49,6 @@ struct delta_merge {
 static const char *const kind_names[DELTA_KIND_COUNT] = {"whole",  "xor",   "gap",
                                                          "bitmap", "index", "range"};
 
-const char *delta_kind_name(enum delta_kind kind)
-{
-    return kind_names[kind];
-}
-
 int delta_merge_new(struct delta_merge **out, struct err *e)
 {
     *out = calloc(1, sizeof **out);

@@ -33,14 +33,23 @@ void pull_directory(char out[32], enum pull_form form, uint64_t version)
                    (unsigned long long)version);
 }
 
-int pull_say_version(struct err *e, uint64_t version)
+/* Puts a few words before a message. */
+static int say_before(struct err *e, const char *words)
 {
     char text[ERR_MSG_MAX];
+    uint32_t room = (uint32_t)(sizeof text - strlen(words) - sizeof ": ");
 
     memcpy(text, e->msg, sizeof text);
-    (void)snprintf(e->msg, sizeof e->msg, "version %llu: %.*s", (unsigned long long)version,
-                   utf8_cut(text, ERR_MSG_MAX - 40), text);
+    (void)snprintf(e->msg, sizeof e->msg, "%s: %.*s", words, utf8_cut(text, room), text);
     return -1;
+}
+
+int pull_say_version(struct err *e, uint64_t version)
+{
+    char words[32];
+
+    (void)snprintf(words, sizeof words, "version %llu", (unsigned long long)version);
+    return say_before(e, words);
 }
 
 static int pull_cannot_open(const char *name, int errnum, struct err *e)
@@ -186,9 +195,19 @@ int pull_check_file_name(const char *name, struct err *e)
     return 0;
 }
 
-/* Calls `see` with each name. */
-static int each_payload(int dirfd, int (*see)(struct names *files, const char *name, struct err *e),
-                        struct names *files, struct err *e)
+static int see_file(struct names *files, const char *name, bool add, struct err *e)
+{
+    if (!add && names_find(files, name) != NAMES_NONE)
+        return 0;
+    if (!add)
+        return err_set(e, ERR_BAD_REQUEST, "", "the index does not name the file '%.*s'",
+                       utf8_cut(name, 160), name);
+    if (files->n >= PULL_FILES_MAX)
+        return err_set(e, ERR_TOO_LARGE, "", "more than %d files", (int)PULL_FILES_MAX);
+    return pull_check_file_name(name, e) == 0 ? names_add(files, name, e) : -1;
+}
+
+int pull_see_files(int dirfd, struct names *files, bool add, struct err *e)
 {
     int fd = dirfd >= 0 ? openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1, rc = 0;
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
@@ -204,36 +223,9 @@ static int each_payload(int dirfd, int (*see)(struct names *files, const char *n
     }
     while (rc == 0 && (entry = readdir(d)) != NULL)
         if (is_payload_name(entry->d_name))
-            rc = see(files, entry->d_name, e);
+            rc = see_file(files, entry->d_name, add, e);
     (void)closedir(d);
     return rc;
-}
-
-static int see_listed(struct names *files, const char *name, struct err *e)
-{
-    if (names_find(files, name) != NAMES_NONE)
-        return 0;
-    return err_set(e, ERR_BAD_REQUEST, "", "the index does not name the file '%.*s'",
-                   utf8_cut(name, 160), name);
-}
-
-static int see_new(struct names *files, const char *name, struct err *e)
-{
-    if (files->n >= PULL_FILES_MAX)
-        return err_set(e, ERR_TOO_LARGE, "", "more than %d files", (int)PULL_FILES_MAX);
-    return pull_check_file_name(name, e) == 0 ? names_add(files, name, e) : -1;
-}
-
-int pull_check_listed(int dirfd, const struct names *files, struct err *e)
-{
-    struct names known = *files; /* not changed */
-
-    return each_payload(dirfd, see_listed, &known, e);
-}
-
-int pull_list_files(int dirfd, struct names *files, struct err *e)
-{
-    return each_payload(dirfd, see_new, files, e);
 }
 
 /* ---- payload files ---- */
@@ -330,17 +322,6 @@ static int payload_read_head(struct pull_head *h, const struct pull_file *f, uin
     return rc;
 }
 
-/* Puts the file's name before a message. */
-static int say_file(struct err *e, const char *name)
-{
-    char text[ERR_MSG_MAX];
-
-    memcpy(text, e->msg, sizeof text);
-    (void)snprintf(e->msg, sizeof e->msg, "file '%.*s': %.*s", utf8_cut(name, 120), name,
-                   utf8_cut(text, 350), text);
-    return -1;
-}
-
 /* A server may send more than it should, again and again. */
 static uint64_t nbytes_allowed(const struct pull *p)
 {
@@ -362,6 +343,7 @@ int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char 
     uint64_t nbytes, max = nbytes_allowed(p);
     struct pull_head h = {.file = p->n_files};
     struct pull_file *f, *files;
+    char words[160];
     struct stat st;
 
     if (p->n_files >= PULL_FILES_MAX)
@@ -387,7 +369,8 @@ int pull_open_file(struct pull_head *out, struct pull *p, int dirfd, const char 
     if (file_size(f->fd, f->name, max, &nbytes, e) != 0 ||
         payload_read_head(&h, f, nbytes, e) != 0) {
         pull_head_fini(&h);
-        return say_file(e, name);
+        (void)snprintf(words, sizeof words, "file '%.*s'", utf8_cut(name, 120), name);
+        return say_before(e, words);
     }
     if (p->cfg.fetch != NULL) {
         p->nbytes_left -= nbytes;

@@ -81,10 +81,10 @@ int pull_read_text(char **out, size_t *len, const struct pull *p, int dirfd, con
 /* pull_check_file_name - a plain name that ends in ".safetensors". Errors: ERR_BAD_REQUEST. */
 int pull_check_file_name(const char *name, struct err *e);
 
-/* pull_check_listed - is every file of the directory whose name ends in ".safetensors" listed?
- * pull_list_files - adds them to `files` instead. Errors: ERR_BAD_REQUEST, ERR_UNREADABLE. */
-int pull_check_listed(int dirfd, const struct names *files, struct err *e);
-int pull_list_files(int dirfd, struct names *files, struct err *e);
+/* pull_see_files - is every file of the directory whose name ends in ".safetensors" in `files`?
+ * @add  they are added instead
+ * Errors: ERR_BAD_REQUEST, ERR_TOO_LARGE, ERR_UNREADABLE, ERR_NO_MEMORY. */
+int pull_see_files(int dirfd, struct names *files, bool add, struct err *e);
 
 /* pull_open_file - open a payload file, add it to the pull's files, and read its head.
  * Errors: as pull_read_text, and ERR_BAD_REQUEST as safetensors_parse. */

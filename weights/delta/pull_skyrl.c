@@ -404,7 +404,7 @@ int pull_read_skyrl(struct pull *p, struct pull_version *v, struct err *e)
     if (rc == 0)
         rc = manifest_check(&m, v->number, e);
     if (rc == 0)
-        rc = pull_check_listed(fd, &m.files_all, e);
+        rc = pull_see_files(fd, &m.files_all, false, e);
     if (m.sum_compressed < p->nbytes_left - PULL_HEADS_NBYTES_MAX)
         p->nbytes_left = m.sum_compressed + PULL_HEADS_NBYTES_MAX;
     if (rc == 0)

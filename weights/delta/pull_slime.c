@@ -315,8 +315,7 @@ static int slime_read_files(struct pull *p, struct pull_version *v, struct slime
     if (v->whole && x->metadata.version[0] != '\0' &&
         check_version(&x->metadata, v->number, e) != 0)
         return -1;
-    if ((x->has_map ? pull_check_listed(dirfd, &x->files, e)
-                    : pull_list_files(dirfd, &x->files, e)) != 0)
+    if (pull_see_files(dirfd, &x->files, !x->has_map, e) != 0)
         return -1;
     if (!x->has_map && x->files.n == 0)
         return err_set(e, ERR_NOT_FOUND, "", "its directory has neither " INDEX " nor files (yet)");
