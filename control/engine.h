@@ -51,7 +51,10 @@ struct engine_stats {
     uint64_t n_prompt_tokens, n_generated_tokens, n_steps;
     uint64_t n_recomputed_tokens;       /* tokens whose KV was made again, for `recompute` */
     uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */
+    uint64_t n_prefix_queried_tokens;   /* of prompts that were looked up in the KV cache */
+    uint64_t n_prefix_found_tokens;     /* of them, whose KV was there: not in n_prompt_tokens */
     uint64_t kv_tokens_used, kv_tokens_max;
+    uint64_t kv_tokens_kept; /* not used: of ended generations, kept until the room is needed */
     uint64_t failing_serial; /* of the latest weights that alone made logits which are not finite;
                                 0: there are none */
     bool frozen, kv_released;
@@ -105,9 +108,12 @@ struct engine_ops {
     int (*kv_release)(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
     int (*kv_restore)(struct engine *en, uint64_t deadline_us, struct err *e);
 
-    /* Every running sequence computes its KV again before its next token, with the weights that
-     * this token reads; a step in progress ends first. Threads: any, one leaf lock. Blocks: no. */
-    void (*kv_forget)(struct engine *en);
+    /* What is submitted from now on, and what waits, reads no KV that was computed before.
+     * @running  every running sequence also computes its KV again before its next token, with the
+     *           weights that this token reads; a step in progress ends first
+     * Returns: about how many tokens of ended generations are dropped. Threads: any, one leaf lock.
+     * Blocks: no. */
+    uint64_t (*kv_forget)(struct engine *en, bool running);
 
     /* Refuse new work; running generations go on. */
     void (*drain)(struct engine *en);

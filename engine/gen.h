@@ -18,8 +18,9 @@
 enum {
     GEN_STOPS_MAX = 16, /* stop strings, and stop token ids: 64 */
     GEN_STOP_IDS_MAX = 64,
-    GEN_STOP_LEN_MAX = 256,   /* bytes of one stop string */
-    GEN_ADAPTER_LEN_MAX = 256 /* bytes of an adapter's name */
+    GEN_STOP_LEN_MAX = 256,    /* bytes of one stop string */
+    GEN_ADAPTER_LEN_MAX = 256, /* bytes of an adapter's name */
+    GEN_SALT_LEN = 32          /* a digest of what the client gave */
 };
 
 /* How to sample. Ranges are checked by gen_params_check. */
@@ -41,7 +42,9 @@ struct gen_params {
     int32_t prompt_logprobs; /* -1 = none; as logprobs */
     enum gen_logprobs_mode logprobs_mode;
     bool ignore_eos;
-    bool routes;            /* the output has the experts of each position */
+    bool routes;                      /* the output has the experts of each position */
+    bool skip_prefix;                 /* its prompt is computed, even if its KV is there */
+    unsigned char salt[GEN_SALT_LEN]; /* KV is shared among requests of one salt only */
     bool stops_see_special; /* stop strings are searched in text that shows special tokens */
     uint32_t n_stop_ids;
     uint32_t stop_ids[GEN_STOP_IDS_MAX];
@@ -87,6 +90,7 @@ struct gen_output {
     const struct gen_token *tokens; /* [n_tokens]; addresses stay while it grows */
     uint32_t n_spans;
     const struct gen_span *spans;
+    uint32_t n_cached; /* first tokens of the prompt whose KV was there already */
     uint32_t n_prompt;
     const struct gen_token *prompt; /* [n_prompt] when prompt_logprobs >= 0 (entry 0 has no
                                        logprob), else NULL */

@@ -58,6 +58,9 @@ int handle_resume(struct app *app, struct http_request *x, struct err *e);
 int handle_sleep(struct app *app, struct http_request *x, struct err *e);
 int handle_wake(struct app *app, struct http_request *x, struct err *e);
 int handle_reset_cache(struct app *app, struct http_request *x, struct err *e);
+/* handle_reset_cache_of - with `running`, of generations that run too, whatever the request says.
+ */
+int handle_reset_cache_of(struct app *app, struct http_request *x, bool running, struct err *e);
 int handle_abort_requests(struct app *app, struct http_request *x, struct err *e);
 int handle_flush_cache(struct app *app, struct http_request *x, struct err *e);
 int handle_weight_values(struct app *app, struct http_request *x, struct err *e);

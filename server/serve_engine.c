@@ -160,6 +160,7 @@ int server_build_engine(struct server *s, struct err *e)
         .n_step_tokens_max = (uint32_t)c->max_num_batched_tokens,
         .max_model_len = (uint32_t)c->max_model_len,
         .kv_nbytes_max = c->kv_cache,
+        .no_prefix_cache = c->no_prefix_cache,
         .adapter_rank_max = (uint32_t)c->max_lora_rank,
     };
 

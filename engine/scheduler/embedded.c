@@ -35,9 +35,9 @@ struct embedded {
     bool freeze;               /* requested */
     bool frozen;               /* done, until `freeze` is cleared: the thread computes nothing */
     bool kv_unwanted, kv_gone; /* requested; done */
-    bool kv_forget;            /* requested, and not yet done */
-    uint64_t kv_nbytes_gone;   /* by the last release */
-    struct engine_stats stats; /* of the last turn */
+    bool kv_forget, kv_forget_running; /* requested, and not yet done */
+    uint64_t kv_nbytes_gone;           /* by the last release */
+    struct engine_stats stats;         /* of the last turn */
 
     struct cnd wake;                  /* with lock: something for the thread to do */
     struct cnd settled;               /* with lock: frozen or kv_gone changed */
@@ -237,14 +237,19 @@ static int embedded_kv_restore(struct engine *en, uint64_t deadline_us, struct e
     return set_kv(embedded_of(en), false, deadline_us, &none, e);
 }
 
-/* The thread reads this before it computes again; a thread that computes nothing is not woken. */
-static void embedded_kv_forget(struct engine *en)
+/* The thread reads this before it computes again. */
+static uint64_t embedded_kv_forget(struct engine *en, bool running)
 {
     struct embedded *m = embedded_of(en);
+    uint64_t n;
 
     mtx_lock(&m->lock);
+    n = m->stats.kv_tokens_kept;
     m->kv_forget = true;
+    m->kv_forget_running |= running;
+    cnd_signal(&m->wake);
     mtx_unlock(&m->lock);
+    return n;
 }
 
 static void embedded_drain(struct engine *en)
@@ -273,7 +278,7 @@ static void seq_retire(void *arg, struct seq *q)
 /* The beginning of an iteration of the thread. */
 struct mail {
     struct seq *first; /* owned */
-    bool cancelling, stopping, forget;
+    bool cancelling, stopping, forget, forget_running;
     bool blocked; /* nothing may be computed now */
 };
 
@@ -325,7 +330,7 @@ static void commands_settle(struct embedded *m)
 static bool nothing_to_do_locked(const struct embedded *m, bool idle)
 {
     return (idle || blocked_locked(m)) && m->inbox == NULL && !m->stopping && !m->cancelling &&
-           m->frozen == m->freeze && m->kv_gone == m->kv_unwanted;
+           !m->kv_forget && m->frozen == m->freeze && m->kv_gone == m->kv_unwanted;
 }
 
 /* Empties the inbox; with `idle`, waits for an entry first. Updates the heartbeat meanwhile. */
@@ -340,13 +345,18 @@ static struct mail inbox_collect(struct embedded *m, bool idle)
         (void)cnd_wait(&m->wake, &m->lock, clock_after_us(IDLE_TURN_US));
         m->stats.heartbeat_us = clock_now_us();
     }
-    mail = (struct mail){m->inbox, m->cancelling, m->stopping, m->kv_forget, blocked_locked(m)};
+    mail = (struct mail){.first = m->inbox,
+                         .cancelling = m->cancelling,
+                         .stopping = m->stopping,
+                         .forget = m->kv_forget,
+                         .forget_running = m->kv_forget_running,
+                         .blocked = blocked_locked(m)};
     m->stats.n_waiting += m->n_inbox; /* in no other count until the iteration ends */
     m->inbox = NULL;
     m->inbox_end = &m->inbox;
     m->n_inbox = 0;
     m->cancelling = false;
-    m->kv_forget = false;
+    m->kv_forget = m->kv_forget_running = false;
     mtx_unlock(&m->lock);
     return mail;
 }
@@ -371,7 +381,7 @@ static void *engine_main(void *arg)
         if (mail.cancelling)
             scheduler_reap(m->scheduler);
         if (mail.forget)
-            scheduler_kv_forget(m->scheduler);
+            scheduler_kv_forget(m->scheduler, mail.forget_running);
         turn = SCHEDULER_STEPPED;
         if (mail.blocked)
             continue;
@@ -498,6 +508,7 @@ static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct
     struct scheduler_cfg sc = {.store = cfg->store,
                                .vocab_size = m->model_config.vocab_size,
                                .n_rows_max = n_rows_max,
+                               .shares_kv = !cfg->no_prefix_cache,
                                .retire = seq_retire,
                                .retire_arg = m};
 

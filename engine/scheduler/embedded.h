@@ -18,6 +18,7 @@ struct embedded_cfg {
     uint32_t n_step_tokens_max;        /* rows of one step: decode first, the rest prefill */
     uint32_t max_model_len;            /* 0: the model's own */
     uint64_t kv_nbytes_max;
+    bool no_prefix_cache;      /* each sequence computes all of its KV */
     uint32_t adapter_rank_max; /* of the adapters that requests will bring; 0: none will */
 };
 

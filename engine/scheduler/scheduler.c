@@ -1,5 +1,6 @@
 /* Rejected: preemption and growing reservations. A sequence that was admitted can always finish,
- * so nothing is ever recomputed and no output depends on which other sequences ran. */
+ * so nothing is ever recomputed and no output depends on which other sequences ran. Only one that
+ * has to compute its KV again may wait for room, because it shared some of it before. */
 #include "engine/scheduler/scheduler.h"
 
 #include "base/clock.h"
@@ -89,13 +90,14 @@ void scheduler_push(struct scheduler *s, struct seq *q)
     s->n_waiting++;
 }
 
-static struct seq *pop_waiting(struct scheduler *s)
+/* Takes the sequence out of the list that *at points to. */
+static struct seq *take_waiting(struct scheduler *s, struct seq **at)
 {
-    struct seq *q = s->waiting;
+    struct seq *q = *at;
 
-    s->waiting = q->next;
-    if (s->waiting == NULL)
-        s->waiting_end = &s->waiting;
+    *at = q->next;
+    if (*at == NULL)
+        s->waiting_end = at;
     s->n_waiting--;
     return q;
 }
@@ -228,42 +230,22 @@ void scheduler_freeze(struct scheduler *s)
             version_unhold(s, s->running[i]);
 }
 
-void scheduler_kv_forget(struct scheduler *s)
+void scheduler_kv_forget(struct scheduler *s, bool running)
 {
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->n_fed > 0)
-            seq_forget_kv(s->running[i]);
+    kv_pool_forget(s->cfg.kv);
+    for (uint32_t i = 0; i < s->n_running && running; i++)
+        seq_forget_kv(s->running[i]);
 }
 
 uint64_t scheduler_kv_release(struct scheduler *s)
 {
-    scheduler_kv_forget(s);
-    for (uint32_t i = 0; i < s->n_running; i++)
-        kv_give_back(&s->running[i]->kv);
+    scheduler_kv_forget(s, true);
     return kv_pool_release(s->cfg.kv);
 }
 
-/* Cannot fail: all running sequences had their chunks at the same time before. */
 void scheduler_kv_restore(struct scheduler *s)
 {
-    bool taken = true;
-
     kv_pool_restore(s->cfg.kv);
-    for (uint32_t i = 0; i < s->n_running && taken; i++)
-        taken = kv_take(&s->running[i]->kv, s->cfg.kv);
-    assert(taken);
-}
-
-/* When nothing runs the whole pool is free, and seq_new has checked that the sequence fits. */
-static void queue_admit(struct scheduler *s)
-{
-    while (s->n_waiting > 0 && s->n_running < s->cfg.n_running_max) {
-        if (!kv_take(&s->waiting->kv, s->cfg.kv)) {
-            assert(s->n_running > 0);
-            return;
-        }
-        s->running[s->n_running++] = pop_waiting(s);
-    }
 }
 
 /* The version that it reads in this step; NULL: there is none, it waits. */
@@ -272,16 +254,114 @@ static const struct version *scheduler_version_of(const struct seq *q, const str
     return q->version != NULL ? q->version : served;
 }
 
-/* The served version may have a new name now, or be another one. */
+/* What a sequence may find in the KV cache. The KV of the last token of its prompt, or what comes
+ * before a row that it has to report, is not enough: such rows are computed. */
+static struct kv_prefix prefix_of(const struct seq *q, uint64_t serial)
+{
+    struct kv_prefix p = {.key = {.serial = serial}, .tokens = q->req.prompt};
+
+    memcpy(p.key.scope, q->kv_scope, sizeof p.key.scope);
+    p.n_tokens = seq_may_share(q) ? q->req.n_prompt - 1 : 0;
+    return p;
+}
+
+/* Is some running sequence about to compute what this one could share instead of computing it at
+ * the same time? It waits for as much as half of its own work, or a chunk. */
+static bool shared_soon(const struct scheduler *s, const struct seq *q,
+                        const struct kv_prefix *prefix)
+{
+    uint32_t have = kv_find(s->cfg.kv, prefix);
+
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct seq *r = s->running[i];
+        uint32_t same = 0,
+                 n = prefix->n_tokens < r->req.n_prompt ? prefix->n_tokens : r->req.n_prompt;
+
+        if (r->kv.n_chunks == 0 || r->kv.n_told != r->n_fed || r->n_fed >= n ||
+            !kv_keys_equal(&r->kv.key, &prefix->key))
+            continue;
+        while (same < n && r->req.prompt[same] == prefix->tokens[same])
+            same++;
+        if (same >= have + KV_CHUNK || (same > have && 2 * (same - have) >= q->req.n_prompt - have))
+            return true;
+    }
+    return false;
+}
+
+/* Reserves the KV of a sequence that has none, and takes over what is there already. Returns false
+ * if it has to wait. When no other has KV the whole pool is free, and seq_new has checked that it
+ * fits. */
+static bool scheduler_seat(struct scheduler *s, struct seq *q, const struct version *v)
+{
+    struct kv_prefix prefix = prefix_of(q, v->serial);
+
+    if (!s->cfg.shares_kv) {
+        if (!kv_take(&q->kv, s->cfg.kv, NULL))
+            return false;
+    } else if (shared_soon(s, q, &prefix) || !kv_take(&q->kv, s->cfg.kv, &prefix)) {
+        return false;
+    }
+    q->n_fed = q->kv.n_found;
+    q->kv_serial = v->serial;
+    if (q->rec->out.n_tokens == 0)
+        q->rec->out.n_cached = q->kv.n_found;
+    return true;
+}
+
+/* First come, first served, those that lost their KV before all that wait. What could not go on,
+ * because it has no weights, is in nobody's way. */
+static void queue_admit(struct scheduler *s, const struct version *served)
+{
+    struct seq **at = &s->waiting, *q;
+
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct version *v = scheduler_version_of(s->running[i], served);
+
+        if (s->running[i]->kv.n_chunks == 0 && v != NULL && !scheduler_seat(s, s->running[i], v))
+            return;
+    }
+    while ((q = *at) != NULL && s->n_running < s->cfg.n_running_max) {
+        const struct version *v = scheduler_version_of(q, served);
+
+        if (v == NULL) {
+            at = &q->next;
+            continue;
+        }
+        if (!scheduler_seat(s, q, v))
+            return;
+        s->running[s->n_running++] = take_waiting(s, at);
+    }
+}
+
+/* The served version may have a new name now, or be another one. A sequence that has computed
+ * nothing of its KV yet does not begin with that of older weights. */
 static void meet_served(struct scheduler *s, struct seq *q, const struct version *served)
+{
+    if (q->version != NULL && q->version != served && q->version->serial == served->serial)
+        version_hold(s, q, served); /* only the label changed: not an update */
+    if (q->version != NULL || q->kv.n_chunks == 0 || q->kv_serial == served->serial)
+        return;
+    if (q->n_fed == q->kv.n_found) {
+        kv_give_back(&q->kv);
+        q->n_fed = 0;
+    } else if (q->req.on_update == GEN_ON_UPDATE_RECOMPUTE) {
+        seq_forget_kv(q);
+    }
+}
+
+static void meet_all(struct scheduler *s, const struct version *served)
 {
     if (served == NULL)
         return;
-    if (q->version != NULL && q->version != served && q->version->serial == served->serial)
-        version_hold(s, q, served); /* only the label changed: not an update */
-    if (q->req.on_update == GEN_ON_UPDATE_RECOMPUTE && q->version == NULL && q->n_fed > 0 &&
-        q->kv_serial != served->serial)
-        seq_forget_kv(q);
+    kv_pool_serve(s->cfg.kv, served->serial);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        meet_served(s, s->running[i], served);
+}
+
+/* Can it be computed in this step? */
+static bool scheduler_goes(const struct seq *q, const struct version *served)
+{
+    return q->kv.n_chunks > 0 && scheduler_version_of(q, served) != NULL;
 }
 
 /* Assigns the rows of the next step: one to each sequence that decodes, the rest to those that have
@@ -293,8 +373,7 @@ static uint32_t deal_rows(struct scheduler *s, const struct version *served)
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct seq *q = s->running[i];
 
-        meet_served(s, q, served);
-        q->n_step = scheduler_version_of(q, served) != NULL && q->rec->out.n_tokens > 0 &&
+        q->n_step = scheduler_goes(q, served) && q->rec->out.n_tokens > 0 &&
                     q->n_fed + 1 == seq_n_known(q);
         n_rows += q->n_step;
     }
@@ -302,12 +381,23 @@ static uint32_t deal_rows(struct scheduler *s, const struct version *served)
         struct seq *q = s->running[i];
         uint32_t room = s->cfg.n_rows_max - n_rows, left = seq_n_known(q) - q->n_fed;
 
-        if (q->n_step > 0 || scheduler_version_of(q, served) == NULL)
+        if (q->n_step > 0 || !scheduler_goes(q, served))
             continue;
         q->n_step = left < room ? left : room;
         n_rows += q->n_step;
     }
     return n_rows;
+}
+
+/* Of what begins with this step: each token of a prompt is counted once, as found or computed. */
+static void count_found(struct scheduler *s, const struct seq *q)
+{
+    if (q->n_fed != q->kv.n_found)
+        return;
+    if (q->n_lost == 0 && s->cfg.shares_kv && seq_may_share(q))
+        s->stats.n_prefix_queried_tokens += q->req.n_prompt;
+    if (q->kv.n_found > q->n_lost)
+        s->stats.n_prefix_found_tokens += q->kv.n_found - q->n_lost;
 }
 
 /* Pins the served version for sequences that begin with it and must stay on it. */
@@ -318,11 +408,10 @@ static void hold_begun(struct scheduler *s, const struct version *served)
 
         if (q->n_step == 0)
             continue;
+        count_found(s, q);
         if (q->version == NULL &&
             (q->req.on_update == GEN_ON_UPDATE_FINISH || q->n_rebuilds >= SEQ_REBUILDS_MAX))
             version_hold(s, q, served);
-        if (q->n_fed == 0)
-            q->kv_serial = scheduler_version_of(q, served)->serial;
     }
 }
 
@@ -349,6 +438,8 @@ static void add_rows(struct scheduler *s, struct seq *q, const struct version *v
                                                   .want_logits = want,
                                                   .adapter = adapter,
                                                   .routes = gen_record_routes(q->rec, pos)};
+        if (v->serial == q->kv_serial)
+            kv_tell(&q->kv, pos, seq_token(q, pos));
         if (want)
             s->wants[s->n_wants++] = (struct want){.q = q, .pos = pos, .version = v};
         count_row(s, q, pos);
@@ -423,10 +514,11 @@ enum scheduler_turn scheduler_turn(struct scheduler *s)
     const struct version *served = NULL;
     struct err e = {0};
 
-    queue_admit(s);
-    if (s->n_running == 0)
+    if (s->n_running == 0 && s->n_waiting == 0)
         return SCHEDULER_IDLE;
-    (void)store_pin(s->cfg.store, &served, &e); /* asleep: running sequences wait; see submit */
+    (void)store_pin(s->cfg.store, &served, &e); /* asleep: sequences wait; see submit */
+    meet_all(s, served);
+    queue_admit(s, served);
     if (deal_rows(s, served) == 0) {
         let_go(s, served);
         return served == NULL ? SCHEDULER_FROZEN : SCHEDULER_STEPPED;
@@ -448,5 +540,6 @@ void scheduler_stats(const struct scheduler *s, struct engine_stats *out)
     out->n_running = s->n_running;
     out->n_waiting = s->n_waiting;
     out->kv_tokens_used = kv_pool_tokens_used(s->cfg.kv);
+    out->kv_tokens_kept = kv_pool_tokens_kept(s->cfg.kv);
     out->kv_tokens_max = kv_pool_tokens_max(s->cfg.kv);
 }

@@ -2,7 +2,9 @@
  *
  * A step takes one row for each sequence that decodes, then prompt chunks, first come first served,
  * up to n_rows_max rows. A sequence is admitted when the KV of its worst case can be reserved and
- * fewer than n_running_max run; until then it waits, in FIFO order, and no other overtakes it.
+ * fewer than n_running_max run; until then it waits, in FIFO order, and no other overtakes it. It
+ * takes over KV of the same tokens, weights, adapter and salt, and also waits while another
+ * sequence computes it: the samples of a prompt compute it once.
  *
  * Most sequences read the version that is served when the step begins. A sequence that finishes on
  * the version that it began with pins that version, and the rows of each version are computed
@@ -36,6 +38,7 @@ struct scheduler_cfg {
     uint32_t vocab_size;
     uint32_t n_running_max; /* 1..n_rows_max, so that a prefill always gets a row */
     uint32_t n_rows_max;
+    bool shares_kv; /* sequences use KV of each other, and of those that have ended */
     /* Called before the `done` of a sequence, once no counter counts it. May take locks. */
     void (*retire)(void *arg, struct seq *q);
     void *retire_arg;
@@ -59,14 +62,15 @@ void scheduler_abort(struct scheduler *s);
  * could not get memory for one more version. */
 void scheduler_freeze(struct scheduler *s);
 
-/* scheduler_kv_release - give all KV back until scheduler_kv_restore, which must be called before
- * the next turn; running sequences then feed all their tokens again. Returns: as kv_pool_release.
- */
+/* scheduler_kv_release - forget and give all KV back until scheduler_kv_restore, which must be
+ * called before the next turn; running sequences then feed all their tokens again. Returns: as
+ * kv_pool_release. */
 uint64_t scheduler_kv_release(struct scheduler *s);
 void scheduler_kv_restore(struct scheduler *s);
 
-/* scheduler_kv_forget - running sequences feed all their tokens again; they keep their chunks. */
-void scheduler_kv_forget(struct scheduler *s);
+/* scheduler_kv_forget - no sequence takes over KV that is there now.
+ * @running  running sequences feed all their tokens again */
+void scheduler_kv_forget(struct scheduler *s, bool running);
 
 enum scheduler_turn {
     SCHEDULER_IDLE,    /* nothing runs or waits */

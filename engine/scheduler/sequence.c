@@ -10,6 +10,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <nettle/sha2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,6 +241,20 @@ static void name_adapter(struct gen_output *out, const struct adapter_use *use)
     out->adapter_revision = adapter_use_revision(use);
 }
 
+/* A pair of an adapter's name and revision is never used twice, and a name has no NUL. */
+static void set_scope(struct seq *q, const struct gen_request *r)
+{
+    const char *adapter = r->adapter != NULL ? adapter_use_name(r->adapter) : "";
+    uint64_t revision = r->adapter != NULL ? adapter_use_revision(r->adapter) : 0;
+    struct sha256_ctx sha;
+
+    sha256_init(&sha);
+    sha256_update(&sha, strlen(adapter) + 1, (const uint8_t *)adapter);
+    sha256_update(&sha, sizeof revision, (const uint8_t *)&revision);
+    sha256_update(&sha, sizeof r->params.salt, r->params.salt);
+    sha256_digest(&sha, sizeof q->kv_scope, q->kv_scope);
+}
+
 int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request *r, struct err *e)
 {
     struct seq *q;
@@ -264,6 +279,7 @@ int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request 
         q->rec->prompt[0].id = r->prompt[0];
     if (r->adapter != NULL)
         name_adapter(&q->rec->out, r->adapter);
+    set_scope(q, r);
     q->req = *r;
     memset(r, 0, sizeof *r);
     *out = q;
@@ -302,9 +318,19 @@ uint32_t seq_n_known(const struct seq *q)
 
 void seq_forget_kv(struct seq *q)
 {
+    kv_give_back(&q->kv);
+    if (q->n_fed == 0)
+        return;
     q->n_lost = q->n_fed > q->n_lost ? q->n_fed : q->n_lost;
     q->n_fed = 0;
     q->n_rebuilds++;
+}
+
+bool seq_may_share(const struct seq *q)
+{
+    if (q->req.params.skip_prefix)
+        return false;
+    return q->rec->out.n_tokens > 0 || (q->rec->prompt == NULL && q->rec->routes == NULL);
 }
 
 uint32_t seq_token(const struct seq *q, uint32_t pos)

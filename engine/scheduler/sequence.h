@@ -44,6 +44,7 @@ struct seq {
     uint32_t n_kv;                 /* positions that it can need; the last token is never fed */
     uint32_t n_early;              /* ids that min_tokens forbids, first in `masked` */
     size_t stop_len_max;           /* of the longest stop string; 0 without one */
+    unsigned char kv_scope[KV_SCOPE_LEN]; /* of the keys of its KV */
     uint64_t submit_us;
 
     /* Engine thread. */
@@ -51,12 +52,12 @@ struct seq {
                                the free_queue's */
     struct gen_record *rec; /* owned; NULL once `done` has it */
     struct kv_seq kv;       /* prepared by seq_new */
-    uint32_t n_fed;         /* tokens whose KV is written */
+    uint32_t n_fed;         /* tokens whose KV is there */
     uint32_t n_step;        /* of them, by the step that is being made */
     uint32_t n_lost;        /* tokens whose KV was written once and discarded */
     uint32_t n_rebuilds;    /* how often, since the last output token */
-    uint64_t kv_serial;     /* of the version that its first row was made with, which with recompute
-                               all of the KV is of */
+    uint64_t kv_serial; /* of the version that its KV begins with, which with recompute all of it
+                           is of */
     const struct version *version; /* pinned; NULL: it reads what is served. Set from its first row
                                       on with `finish`, and see SEQ_REBUILDS_MAX */
     uint32_t n_reported;           /* output tokens that were passed to the sink */
@@ -82,8 +83,12 @@ void seq_free(struct seq *q);
 /* seq_n_known - tokens of prompt and output together. */
 uint32_t seq_n_known(const struct seq *q);
 
-/* seq_forget_kv - mark all tokens to be fed again before the next one is made. */
+/* seq_forget_kv - give the KV back; all tokens are fed again before the next one is made. */
 void seq_forget_kv(struct seq *q);
+
+/* seq_may_share - may its prompt's KV be another sequence's? Not when rows of the prompt report
+ * something besides KV. */
+bool seq_may_share(const struct seq *q);
 
 /* seq_token - token `pos` of prompt and output together. */
 uint32_t seq_token(const struct seq *q, uint32_t pos);

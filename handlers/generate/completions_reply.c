@@ -296,7 +296,7 @@ static void put_completions_tail(struct buf *out, struct completions_op *op, jso
 
 static json_t *usage_json(const struct completions_op *op)
 {
-    return generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g));
+    return generation_usage_json(&op->g, generation_n_sent(&op->g));
 }
 
 static void part_fini(struct completions_part *p)

@@ -197,7 +197,7 @@ static void put_generate_whole(struct buf *out, struct generation *g)
 
         put_generate_choice(out, op, &g->seqs[i], made->tokens, 0, made->n_tokens, made);
     }
-    put_generate_tail(out, op, generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
+    put_generate_tail(out, op, generation_usage_json(g, generation_n_made(g)));
     json_put_name(out, "prompt_logprobs");
     generation_put_prompt_logprobs(out, op->sampled_only ? NULL : g->seqs[0].out, UINT32_MAX, NULL);
     if (op->return_ids)
@@ -277,8 +277,7 @@ static void finish_generate_stream(struct generate_op *op)
     if (op->stream.usage_last && !generation_failed(g, &why)) {
         generation_event_begin(&event);
         put_generate_head(&event, op);
-        put_generate_tail(&event, op,
-                          generation_usage_json(generation_n_prompt(g), generation_n_sent(g)));
+        put_generate_tail(&event, op, generation_usage_json(g, generation_n_sent(g)));
         json_put_close(&event, '}');
         generation_event(g, &event);
     }

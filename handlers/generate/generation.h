@@ -65,6 +65,7 @@ struct generation_seq {
     uint32_t n_tokens;
     const struct gen_span *spans; /* [n_spans]: only the `end` of the last one changes */
     uint32_t n_spans;
+    uint32_t n_cached;      /* as in gen_output, from the first token on */
     struct gen_output *out; /* owned; set by done */
     bool ended;
     bool aborted; /* this sequence only: cancel it as soon as it is submitted */
@@ -108,7 +109,8 @@ struct generation {
     uint32_t prompt_logprobs_times; /* how many times the reply contains those of a prompt */
     uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs are in the reply */
     const char *id_prefix;          /* prefix of vLLM's ids of such requests; NULL: none */
-    char *const *seq_ids;   /* [n_seqs], borrowed from the operation; NULL: sequences have no ids */
+    char *const *seq_ids; /* [n_seqs], borrowed from the operation; NULL: sequences have no ids */
+    unsigned char salt[GEN_SALT_LEN]; /* as gen_params: of cache_salt, or zeros */
     char *lora;             /* owned; the adapter that `model` named; NULL: the base model */
     struct http_request *x; /* the flow's reference; the reply gives it up */
     const struct generation_ops *ops;

@@ -5,6 +5,7 @@
 #include "handlers/generate/routed_experts.h"
 #include "handlers/rows/rows.h"
 
+#include <nettle/sha2.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,15 @@ static int parse_model(struct generation *g, const char *model, struct err *e)
     if (g->lora == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the name of the adapter");
     return 0;
+}
+
+void generation_salt(struct generation *g, const char *text)
+{
+    struct sha256_ctx sha;
+
+    sha256_init(&sha);
+    sha256_update(&sha, strlen(text), (const uint8_t *)text);
+    sha256_digest(&sha, sizeof g->salt, g->salt);
 }
 
 int generation_read(struct generate_request *r, char **request_id, struct generation *g,
@@ -35,6 +45,8 @@ int generation_read(struct generate_request *r, char **request_id, struct genera
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request id");
     g->request_id = *request_id;
     g->on_update = (enum gen_on_update)r->on_update;
+    if (r->cache_salt != NULL)
+        generation_salt(g, r->cache_salt);
     return 0;
 }
 

@@ -53,17 +53,42 @@ json_t *generation_adapter_json(const struct generation *g)
                                           : json_null());
 }
 
-json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion)
+/* The details are null without cached tokens, as in vLLM. */
+static json_t *usage_json(uint64_t n_prompt, uint64_t n_cached, uint64_t n_completion)
 {
-    return json_pack("{s:I, s:I, s:I, s:n, s:n}", "prompt_tokens", (json_int_t)n_prompt,
+    return json_pack("{s:I, s:I, s:I, s:o, s:n}", "prompt_tokens", (json_int_t)n_prompt,
                      "completion_tokens", (json_int_t)n_completion, "total_tokens",
                      (json_int_t)(n_prompt + n_completion), "prompt_tokens_details",
+                     n_cached > 0 ? json_pack("{s:I}", "cached_tokens", (json_int_t)n_cached)
+                                  : json_null(),
                      "completion_tokens_details");
+}
+
+json_t *generation_usage_json(const struct generation *g, uint64_t n_completion)
+{
+    uint64_t n_prompt = 0, n_cached = 0;
+
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        n_prompt += g->prompts[i].n;
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        n_cached += g->seqs[i].choice == 0 ? generation_n_cached(&g->seqs[i]) : 0;
+    return usage_json(n_prompt, n_cached, n_completion);
 }
 
 json_t *generation_usage_each(const struct generation_seq *seq, bool each)
 {
-    return each ? generation_usage_json(seq->g->prompts[seq->prompt].n, seq->n_sent) : json_null();
+    return each ? usage_json(seq->g->prompts[seq->prompt].n, generation_n_cached(seq), seq->n_sent)
+                : json_null();
+}
+
+uint32_t generation_n_cached(const struct generation_seq *seq)
+{
+    uint32_t n;
+
+    mtx_lock(&seq->g->lock);
+    n = seq->n_cached;
+    mtx_unlock(&seq->g->lock);
+    return n;
 }
 
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n)
@@ -147,15 +172,6 @@ void generation_put_prompt_logprobs(struct buf *out, const struct gen_output *ma
     for (uint32_t i = 1; i < made->n_prompt; i++)
         put_prompt_token(out, &made->prompt[i], n_top_max, t);
     json_put_close(out, ']');
-}
-
-uint64_t generation_n_prompt(const struct generation *g)
-{
-    uint64_t n = 0;
-
-    for (uint32_t i = 0; i < g->n_prompts; i++)
-        n += g->prompts[i].n;
-    return n;
 }
 
 uint64_t generation_n_sent(const struct generation *g)

@@ -20,7 +20,9 @@ json_t *generation_stop_reason_json(const struct gen_output *out); /* string, id
 /* {name, revision} of the adapter; revision is null if nothing was generated. null for the base
  * model. */
 json_t *generation_adapter_json(const struct generation *g);
-json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion);
+/* Of the whole request. Cached tokens are those of each prompt's first choice: the others nearly
+ * always find the prompt, because that one has computed it. */
+json_t *generation_usage_json(const struct generation *g, uint64_t n_completion);
 /* The usage in an event of a stream: of the choice that the event is of, as in vLLM; null unless
  * each event has one. */
 json_t *generation_usage_each(const struct generation_seq *seq, bool each);
@@ -43,9 +45,11 @@ void generation_put_prompt_logprobs(struct buf *out, const struct gen_output *ma
 void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out);
 void generation_put_token_text(struct buf *out, const struct tokenizer *t, uint32_t id);
 
-/* Tokens of the prompts, each prompt counted once; tokens sent so far (streams); tokens generated.
- */
-uint64_t generation_n_prompt(const struct generation *g);
+/* generation_n_cached - tokens of the sequence's prompt whose KV was there; 0 before its first
+ * token. */
+uint32_t generation_n_cached(const struct generation_seq *seq);
+
+/* Tokens sent so far (streams); tokens generated. */
 uint64_t generation_n_sent(const struct generation *g);
 uint64_t generation_n_made(const struct generation *g);
 

@@ -14,6 +14,7 @@ static void set_tokens_locked(struct generation_seq *seq, const struct gen_outpu
     seq->n_tokens = out->n_tokens;
     seq->spans = out->spans;
     seq->n_spans = out->n_spans;
+    seq->n_cached = out->n_cached;
 }
 
 /* For the list of running generations. */
@@ -87,6 +88,7 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
     }
     if (seq->choice > 0)
         r->params.prompt_logprobs = -1; /* all choices use those of the prompt's first choice */
+    memcpy(r->params.salt, g->salt, sizeof r->params.salt);
     memcpy(ids, p->ids, p->n * sizeof *ids);
     r->prompt = ids;
     r->n_prompt = p->n;

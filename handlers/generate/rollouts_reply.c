@@ -240,7 +240,7 @@ static void send_end(struct rollouts_op *op, const struct err *why)
 
     end = json_pack("{s:b, s:o, s:I, s:o}", "complete", why->code == ERR_NONE, "error",
                     error_json(why), "n_groups", (json_int_t)op->n_groups_sent, "usage",
-                    generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
+                    generation_usage_json(g, generation_n_made(g)));
     if (metadata != NULL && json_object_set_new(metadata, "end", end) != 0) {
         json_decref(metadata);
         metadata = NULL;

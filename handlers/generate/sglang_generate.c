@@ -14,6 +14,7 @@
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/dialect.h"
+#include "handlers/generate/generation_parse.h"
 #include "handlers/generate/routed_experts.h"
 #include "handlers/route.h"
 #include "handlers/rows/generate_request.h"
@@ -260,6 +261,23 @@ static int parse_rids(struct sglang_op *op, const json_t *body, struct err *e)
     return 0;
 }
 
+/* Any JSON, as one value for all prompts. */
+static int parse_salts(struct generation *g, const json_t *flat, struct err *e)
+{
+    json_t *extra = json_object_get(flat, "extra_key"), *salt = json_object_get(flat, "cache_salt");
+    json_auto_t *both = json_pack("[O?, O?]", extra, salt);
+    char *text;
+
+    if (body_given(flat, "extra_key") == NULL && body_given(flat, "cache_salt") == NULL)
+        return 0;
+    text = json_dumps(both, JSON_COMPACT | JSON_SORT_KEYS);
+    if (text == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the cache salt");
+    generation_salt(g, text);
+    free(text);
+    return 0;
+}
+
 static int parse_all(struct sglang_op *op, const json_t *flat, struct err *e)
 {
     struct generation *g = &op->c.g;
@@ -269,7 +287,7 @@ static int parse_all(struct sglang_op *op, const json_t *flat, struct err *e)
         return -1;
     op->c.stream.on = r.stream;
     op->with_text = r.return_text_in_logprobs;
-    if (parse_sglang_sampling(op, r.sampling_params, e) != 0)
+    if (parse_sglang_sampling(op, r.sampling_params, e) != 0 || parse_salts(g, flat, e) != 0)
         return -1;
     g->params.routes_start = r.routed_experts_start_len;
     g->routes_start_at = "/routed_experts_start_len";

@@ -207,14 +207,15 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct c
     const struct generation *g = &op->c.g;
 
     json_put_open(out, '{');
-    json_put_members(
-        out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:n, s:i, s:i, s:n, s:o, s:o, s:s}", "id",
-                       op->rids[seq->index], "finish_reason", sglang_finish_json(op, made),
-                       "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n, "completion_tokens",
-                       (json_int_t)op->sent[seq->index].n_tokens, "cached_tokens", 0,
-                       "cached_tokens_details", "num_retractions", 0, "reasoning_tokens", 0,
-                       "dp_rank", "weight_version", version_json(op, p), "adapter",
-                       generation_adapter_json(g), "boot_id", g->app->life->boot_id));
+    json_put_members(out,
+                     json_pack("{s:s, s:o, s:I, s:I, s:I, s:n, s:i, s:i, s:n, s:o, s:o, s:s}", "id",
+                               op->rids[seq->index], "finish_reason", sglang_finish_json(op, made),
+                               "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
+                               "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
+                               "cached_tokens", (json_int_t)generation_n_cached(seq),
+                               "cached_tokens_details", "num_retractions", 0, "reasoning_tokens", 0,
+                               "dp_rank", "weight_version", version_json(op, p), "adapter",
+                               generation_adapter_json(g), "boot_id", g->app->life->boot_id));
     put_sglang_logprobs(out, op, p);
     put_routed(out, op, p);
     if (made != NULL) {

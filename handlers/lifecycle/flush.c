@@ -1,7 +1,6 @@
 /* Flush the cache, for clients that call this before an update to make sure that the server is
  * idle: refused while generations run or wait. While generation is paused, no waiting generation
  * starts, and frozen ones compute their KV again, so then it is allowed. */
-#include "control/engine.h"
 #include "control/generations.h"
 #include "control/pause_controller.h"
 #include "handlers/app.h"
@@ -20,9 +19,5 @@ int handle_flush_cache(struct app *app, struct http_request *x, struct err *e)
                        "%zu generations run and %zu wait; pause first, or retry when they have "
                        "ended",
                        info.n_running, n);
-    if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0)
-        return -1;
-    if (app->generate->engine != NULL)
-        app->generate->engine->ops->kv_forget(app->generate->engine);
-    return handle_reset_cache(app, x, e);
+    return handle_reset_cache_of(app, x, true, e);
 }

@@ -182,7 +182,7 @@ static const struct member meta_info_rows[] = {
             "prefill\" if there is no token, else \"Aborted\"; null while it runs"},
     {.name = "prompt_tokens", .type = M_INT},
     {.name = "completion_tokens", .type = M_INT},
-    {"cached_tokens", M_INT, .def = "0"},
+    {"cached_tokens", M_INT, .doc = "Tokens of the prompt whose KV was there already"},
     {.name = "cached_tokens_details", .type = M_NULL},
     {.name = "dp_rank", .type = M_NULL},
     {"num_retractions", M_INT, .def = "0"},

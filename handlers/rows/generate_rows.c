@@ -78,8 +78,9 @@ const struct member sampling_rows[] = {
      .doc = "accepted; changes nothing"},
     {"output_kind", M_INT, .max = 2, M_IN(struct generate_params, output_kind),
      .doc = "accepted; changes nothing"},
-    {"skip_reading_prefix_cache", M_BOOL, M_IN(struct generate_params, no_effect),
-     .doc = "accepted; there is no prefix cache"},
+    {"skip_reading_prefix_cache", M_BOOL, M_IN(struct generate_params, gen.skip_prefix),
+     .doc = "compute the KV of the whole prompt, also if it is there already; tokens and logprobs "
+            "are the same either way"},
     {"length_penalty", .neutral = "1"},
     {"use_beam_search", .neutral = "false"},
     {"early_stopping", .neutral = "false"},
@@ -170,7 +171,7 @@ static const struct member generation_rows[] = {
     {"session_id", M_STRING, M_IN(struct generate_request, no_effect)},
     {"cache_salt", M_STRING, .min = 1, .max = GENERATION_CACHE_SALT_MAX,
      M_IN(struct generate_request, cache_salt), .check = check_salt,
-     .doc = "Accepted; there is no prefix cache"},
+     .doc = "KV of prompts is shared with requests of the same salt only"},
     {"priority", .neutral = "0"},
     {0},
 };

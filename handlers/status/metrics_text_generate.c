@@ -71,8 +71,13 @@ static void put_engine(struct buf *out, const struct engine_stats *s)
                      metrics_text_age_us(s->heartbeat_us));
     prom_one(out, "baton_engine_running", "gauge", "Sequences in the batch", s->n_running);
     prom_one(out, "baton_engine_waiting", "gauge", "Sequences waiting for the batch", s->n_waiting);
-    prom_one(out, "baton_engine_prompt_tokens_total", "counter", "Prompt tokens processed",
+    prom_one(out, "baton_engine_prompt_tokens_total", "counter", "Prompt tokens computed",
              s->n_prompt_tokens);
+    prom_one(out, "baton_engine_prefix_queried_tokens_total", "counter",
+             "Prompt tokens whose KV was looked up among what is there",
+             s->n_prefix_queried_tokens);
+    prom_one(out, "baton_engine_prefix_found_tokens_total", "counter",
+             "Of these, tokens whose KV was there and was not computed", s->n_prefix_found_tokens);
     prom_one(out, "baton_engine_generated_tokens_total", "counter", "Tokens generated",
              s->n_generated_tokens);
     prom_one(out, "baton_engine_recomputed_tokens_total", "counter",
@@ -82,6 +87,9 @@ static void put_engine(struct buf *out, const struct engine_stats *s)
                      s->step_us_max);
     prom_one(out, "baton_engine_kv_tokens_used", "gauge", "Tokens that the KV cache holds",
              s->kv_tokens_used);
+    prom_one(out, "baton_engine_kv_tokens_kept", "gauge",
+             "Tokens of ended generations whose KV is kept until its room is needed",
+             s->kv_tokens_kept);
     prom_one(out, "baton_engine_kv_tokens_limit", "gauge", "Tokens that the KV cache can hold",
              s->kv_tokens_max);
 }
@@ -102,17 +110,17 @@ static void put_engine_vllm(const struct app_generate *g, struct buf *out,
     prom_head(out, "vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1");
     prom_f64(out, "vllm:kv_cache_usage_perc", labels, used);
     prom_head(out, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed");
-    prom_u64(out, "vllm:prompt_tokens_total", labels, s->n_prompt_tokens);
+    prom_u64(out, "vllm:prompt_tokens_total", labels,
+             s->n_prompt_tokens + s->n_prefix_found_tokens);
     prom_head(out, "vllm:generation_tokens_total", "counter", "Tokens generated");
     prom_u64(out, "vllm:generation_tokens_total", labels, s->n_generated_tokens);
     prom_head(out, "vllm:num_preemptions_total", "counter",
               "Always 0: an admitted request is never preempted");
     prom_u64(out, "vllm:num_preemptions_total", labels, 0);
-    prom_head(out, "vllm:prefix_cache_queries_total", "counter",
-              "Always 0: there is no prefix cache");
-    prom_u64(out, "vllm:prefix_cache_queries_total", labels, 0);
-    prom_head(out, "vllm:prefix_cache_hits_total", "counter", "Always 0: there is no prefix cache");
-    prom_u64(out, "vllm:prefix_cache_hits_total", labels, 0);
+    prom_head(out, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up");
+    prom_u64(out, "vllm:prefix_cache_queries_total", labels, s->n_prefix_queried_tokens);
+    prom_head(out, "vllm:prefix_cache_hits_total", "counter", "Of these, tokens found");
+    prom_u64(out, "vllm:prefix_cache_hits_total", labels, s->n_prefix_found_tokens);
 }
 
 void metrics_text_generate(const struct app *app, struct buf *out)

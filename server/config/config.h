@@ -216,6 +216,10 @@ enum { CONFIG_LIST_MAX = 256 };
       "not ended within half of --update-timeout is aborted (it ends with what it has)")           \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
+    X(BOOL, no_prefix_cache, "no-prefix-cache", "", "false", 0, 0,                                 \
+      "every sequence computes its whole prompt; default: KV of the same tokens, weights, "        \
+      "adapter and cache_salt is shared, and kept after a generation until --kv-cache needs "      \
+      "the room or other weights are served; tokens and logprobs are the same either way")         \
     X(INT, max_loras, "max-loras", "N", "64", 1, 4096,                                             \
       "LoRA adapters loaded at once; more get 409: nothing is evicted")                            \
     X(INT, max_lora_rank, "max-lora-rank", "N", "64", 1, 4096, "largest rank of a LoRA adapter")   \

@@ -5,11 +5,10 @@
 #include <string.h>
 
 static const char *const of_engine[] = {
-    "served-model-name", "engine-threads",         "engine-pin",
-    "max-num-seqs",      "max-num-batched-tokens", "max-model-len",
-    "generation-config", "logprobs-mode",          "return-routed-experts",
-    "max-logprobs",      "max-unread-bytes",       "kv-cache",
-    "max-loras",         "max-lora-rank"};
+    "served-model-name",      "engine-threads", "engine-pin",        "max-num-seqs",
+    "max-num-batched-tokens", "max-model-len",  "generation-config", "logprobs-mode",
+    "return-routed-experts",  "max-logprobs",   "max-unread-bytes",  "kv-cache",
+    "no-prefix-cache",        "max-loras",      "max-lora-rank"};
 
 bool config_is_of_engine(const struct config_option *o)
 {

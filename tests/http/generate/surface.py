@@ -102,6 +102,7 @@ def nulls_at(found, *names):
 
 def members():
     """Those that clients index, though there is nothing to tell; whole numbers however they are written."""
+    post("/reset_prefix_cache", {})
     found = post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5.0, "seed": 3.0})
     check(found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12,
                              "prompt_tokens_details": None, "completion_tokens_details": None}, found)
@@ -116,6 +117,37 @@ def members():
         refused("/v1/completions", {"prompt": PROMPT, "max_tokens": value}, "max_tokens")
     found = ask("POST", "/v1/completions", {"prompt": PROMPT, "stream": True})
     check(found[1]["Content-Type"] == "text/event-stream; charset=utf-8", found[1])
+
+
+def cached():
+    """What was computed once is counted in each form, and is forgotten by each name, and for another salt."""
+    def counted(route="/v1/completions", **more):
+        asked = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0, "return_token_ids": True, **more}
+        if route == "/generate":
+            asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2, "temperature": 0}, **more}
+        elif route != "/v1/completions":
+            asked = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2, "temperature": 0}, **more}
+        found = post(route, asked)
+        found = found[0] if isinstance(found, list) else found
+        details = (found["usage"] if "usage" in found else found["meta_info"]).get("prompt_tokens_details")
+        texts.append(found["output_ids"] if "output_ids" in found else found["choices"][0]["token_ids"])
+        return found["meta_info"]["cached_tokens"] if "meta_info" in found else details and details["cached_tokens"]
+
+    texts, rest = [], len(PROMPT) - 1
+    for forget in "/reset_prefix_cache", "/flush_cache", "/v1/reset_cache":
+        counted()
+        check(counted() == rest, forget)
+        post(forget, {})
+        check(counted() is None, forget)
+    check(counted("/v1/generate") == counted("/inference/v1/generate") == counted("/generate") == rest)
+    check(counted(cache_salt="a") is None and counted("/v1/generate", cache_salt="a") == rest)
+    check(counted("/generate", extra_key="a") == 0 and counted("/generate", extra_key="a") == rest)
+    check(counted("/generate", extra_key="b") == 0)
+    check(counted(n=4, cache_salt="n") is None and counted(prompt=[PROMPT, PROMPT], cache_salt="p") == rest)
+    check(all(t == texts[0] for t in texts), "the same tokens, found or computed", texts)
+    events = ask("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "stream": True, "stream_options": {
+        "include_usage": True, "continuous_usage_stats": True}})[2]
+    check(str(events).count('"cached_tokens": 6') + str(events).count('"cached_tokens":6') >= 3, events)
 
 
 # ---- how many logprobs ----
@@ -377,6 +409,7 @@ def main():
         server_info("raw_logprobs", -1)
         models()
         members()
+        cached()
         all_logprobs()
         too_many_logprobs()
         prompts_told_again()

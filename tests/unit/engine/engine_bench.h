@@ -23,6 +23,8 @@ static uint32_t bench_versions_max = 8;
 /* Of the engines that bench_init makes: the fake model needs none, tokens are chosen on them. */
 static uint32_t bench_threads = 1;
 
+static bool bench_no_prefix_cache;
+
 struct bench {
     struct store *store;
     struct engine *en;
@@ -95,6 +97,7 @@ static inline void bench_init_unsynced(struct bench *b, uint32_t n_running, uint
     struct embedded_cfg cfg = {.model_path = "fake",
                                .model = &fake_config,
                                .n_threads = bench_threads,
+                               .no_prefix_cache = bench_no_prefix_cache,
                                .n_running_max = n_running,
                                .n_step_tokens_max = n_rows,
                                .kv_nbytes_max = (uint64_t)n_chunks * FAKE_CHUNK_NBYTES};

@@ -26,7 +26,7 @@ static void happen_at(struct job *j, const struct gen_output *out, void *arg)
 
 static void forget(struct bench *b)
 {
-    b->en->ops->kv_forget(b->en);
+    (void)b->en->ops->kv_forget(b->en, true);
 }
 
 static void submit_routed(struct bench *b, struct job *j, uint32_t n_prompt, uint32_t n_tokens)

@@ -233,6 +233,52 @@ static void test_adapters_outlive_an_update(void **state)
     json_decref(golden);
 }
 
+/* One prompt after the other, with adapters that come and go under two names: what is found is
+ * always of the adapter's own revision. */
+static void test_kv_is_of_one_revision(void **state)
+{
+    static const struct {
+        const char *name, *load; /* load: before it, under that name; "": unload it first */
+        const char *kind;
+        bool found;
+    } steps[] = {
+        {"x", "shout", "shout", false},   {"x", NULL, "shout", true},
+        {"x", "rslora", "rslora", false}, {"x", NULL, "rslora", true},
+        {"x", "shout", "shout", false},   {"y", "shout", "shout", false},
+        {"x", "", "rslora", false},       {"y", NULL, "shout", true},
+        {"y", "rslora", "rslora", false}, {"x", NULL, "rslora", true},
+    };
+    struct adapters *set = registry(1 << 30);
+    struct adapters_unloaded unloaded;
+    struct err e = {0};
+    struct served s;
+
+    (void)state;
+    serve_adapters(&s, 4, 64, RANK_MAX);
+    (void)push(&s, "", "step-01500");
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        json_t *golden = golden_of(steps[i].kind);
+        json_t *c = json_array_get(json_object_get(golden, "cases"), 0);
+        struct job j = {0};
+
+        (void)json_object_del(c, "prompt_logprobs");
+        if (steps[i].load != NULL && steps[i].load[0] == '\0')
+            assert_int_equal(adapters_unload(set, steps[i].name, &unloaded, &e), 0);
+        if (steps[i].load != NULL)
+            (void)load(set, &s.cfg, steps[i].name, steps[i].kind);
+        j.adapter = use_of(set, steps[i].name);
+        golden_submit(&s, &j, c);
+        adapter_use_unref(j.adapter);
+        job_wait(&j);
+        golden_check(j.out, c);
+        assert_int_equal(j.out->n_cached > 0, steps[i].found);
+        job_fini(&j);
+        json_decref(golden);
+    }
+    close_served(&s);
+    close_registry(set);
+}
+
 /* A request that the engine refuses keeps its hold until it is freed, and then lets go. */
 static void test_refused_request_lets_go(void **state)
 {
@@ -264,6 +310,7 @@ int main(void)
         cmocka_unit_test(test_company_changes_no_bit),
         cmocka_unit_test(test_revision_is_kept_to_the_end),
         cmocka_unit_test(test_adapters_outlive_an_update),
+        cmocka_unit_test(test_kv_is_of_one_revision),
         cmocka_unit_test(test_refused_request_lets_go),
     };
 

@@ -128,7 +128,7 @@ static void test_parse_accepts_neutral_and_unknown(void **state)
         "{\"structured_outputs\": null, \"guided_decoding\": null, \"guided_json\": null}",
         "{\"use_beam_search\": false, \"early_stopping\": false, \"flat_logprobs\": false}",
         "{\"response_format\": {\"type\": \"text\"}, \"extra_args\": {}, \"vllm_xargs\": null}",
-        "{\"output_kind\": 2, \"detokenize\": false, \"skip_reading_prefix_cache\": true}",
+        "{\"output_kind\": 2, \"detokenize\": false, \"skip_reading_prefix_cache\": null}",
         "{\"spaces_between_special_tokens\": false, \"routed_experts_prompt_start\": 0}",
         "{\"routed_experts_prompt_start\": 11, \"extra_args\": {\"prl_compact_logprobs\": true}}",
         "{\"routed_experts_prompt_start\": null}",
