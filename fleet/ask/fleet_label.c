@@ -5,14 +5,15 @@
 
 #include <string.h>
 
-/* Does it serve the fleet's version? Before the first update that is not known of an engine that is
- * not ready. */
+/* Does it serve the fleet's version? That is not known of one that is down. Before the first update
+ * that is not known of an engine that is not ready. */
 static bool is_in_step(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    return info.synced && !info.fenced && (info.serial > 0 || info.report.not_ready[0] == '\0');
+    return info.alive && info.synced && !info.fenced &&
+           (info.serial > 0 || info.report.not_ready[0] == '\0');
 }
 
 /* Only these can get its new name. */

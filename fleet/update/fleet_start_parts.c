@@ -106,20 +106,21 @@ static bool lacks_route(const struct fleet_part *p, const struct fleet_result *r
     return p->no_process_id && fleet_result_lacks_route(result);
 }
 
-/* Else the answer is not looked at: if no update was open, the start that follows, or the tensors,
- * will work; if it could not be closed, they fail. */
-static void on_earlier_closed(struct fleet_part *p, struct fleet_result *result, void *arg)
-{
-    (void)arg;
-    p->own_update = lacks_route(p, result) ? PART_UPDATE_NONE : PART_UPDATE_CLOSED;
-}
-
 /* Has it answered a start that it may have executed neither well nor by a refusal? */
 static bool may_have_started(const struct fleet_part *p)
 {
     enum own_fact own = upstream_have(p->upstream).own;
 
     return p->own_update == PART_UPDATE_EARLIER && (own == OWN_UNKNOWN || own == OWN_OPEN);
+}
+
+/* Else the answer is not looked at: if no update was open, the start that follows, or the tensors,
+ * will work; if it could not be closed, they fail. */
+static void on_earlier_closed(struct fleet_part *p, struct fleet_result *result, void *arg)
+{
+    (void)arg;
+    p->own_update = lacks_route(p, result) && !may_have_started(p) ? PART_UPDATE_NONE
+                                                                   : PART_UPDATE_CLOSED;
 }
 
 /* An SGLang before 0.5.21 has no start, and takes tensors as they come. An engine that refuses, and
