@@ -234,34 +234,11 @@ static void tensor_list_digest_of(const struct tensor_list *p, char out[TENSOR_L
     hex_text(out, digest, sizeof digest);
 }
 
-/* Names are most of the bytes: those of `like` are not hashed again. */
-static void digest_of_shapes(const struct tensor_list *p, const struct tensor_list *like,
-                             char out[TENSOR_LIST_DIGEST_LEN + 1])
-{
-    uint8_t digest[SHA256_DIGEST_SIZE];
-    struct sha256_ctx ctx;
-
-    sha256_init(&ctx);
-    sha256_update(&ctx, TENSOR_LIST_DIGEST_LEN, (const uint8_t *)like->digest);
-    for (uint32_t i = 0; i < p->n_tensors; i++) {
-        const struct tensor_spec *t = &p->tensors[i];
-        uint64_t dims[1 + TENSOR_LIST_NDIM_MAX] = {t->ndim};
-
-        memcpy(&dims[1], t->shape, t->ndim * sizeof dims[0]);
-        sha256_update(&ctx, (1 + t->ndim) * sizeof dims[0], (const uint8_t *)dims);
-    }
-    sha256_digest(&ctx, sizeof digest, digest);
-    hex_text(out, digest, sizeof digest);
-}
-
 static void builder_seal(struct tensor_list_builder *b, struct tensor_list **out)
 {
     b->tensor_list.n_tensors = b->names.n;
     b->tensor_list.tensors = b->tensors;
-    if (b->like != NULL)
-        digest_of_shapes(&b->tensor_list, b->like, b->tensor_list.digest);
-    else
-        tensor_list_digest_of(&b->tensor_list, b->tensor_list.digest);
+    tensor_list_digest_of(&b->tensor_list, b->tensor_list.digest);
     atomic_init(&b->refs, 1);
     *out = &b->tensor_list;
 }

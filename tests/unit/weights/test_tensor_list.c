@@ -347,18 +347,19 @@ static void test_tensor_list_reshape_is_the_list_with_those_shapes(void **state)
 {
     static uint64_t dims[] = {5, 7}, more[] = {0, 4}, bad[] = {5, 99}, sizes[] = {5, 98},
                     large[] = {UINT64_MAX / 26, UINT64_MAX / 26};
-    struct tensor_list_builder *b = builder();
-    struct tensor_list *first, *second, *third, *same;
+    struct tensor_list_builder *b = builder(), *by_name = builder();
+    struct tensor_list *first, *second, *third, *wanted;
     struct err e = {0};
 
     (void)state;
     add(b, "a", DTYPE_F32, 1, 1, 0);
     add(b, "b", DTYPE_U8, 1, 1, 0);
     first = finish(b);
+    add(by_name, "a", DTYPE_F32, 2, 5, 3);
+    add(by_name, "b", DTYPE_U8, 2, 7, 3);
+    wanted = finish(by_name);
     assert_int_equal(tensor_list_reshape(&second, first, next_shape, dims, &e), 0);
-    assert_int_equal(tensor_list_reshape(&same, first, next_shape, dims, &e), 0);
-    assert_string_equal(second->digest, same->digest);
-    assert_string_not_equal(second->digest, first->digest);
+    assert_string_equal(second->digest, wanted->digest);
     assert_int_equal(second->n_tensors, 2);
     assert_int_equal(second->nbytes, 81);
     assert_int_equal(second->tensors[1].offset, 60);
@@ -368,16 +369,15 @@ static void test_tensor_list_reshape_is_the_list_with_those_shapes(void **state)
     assert_int_equal(tensor_list_reshape(&third, second, next_shape, more, &e), 0);
     assert_ptr_equal(tensor_list_names_of(third), first);
     assert_int_equal(third->nbytes, 12);
-    assert_string_not_equal(third->digest, second->digest);
-    assert_int_equal(tensor_list_reshape(&same, second, next_shape, bad, &e), -1);
+    assert_int_equal(tensor_list_reshape(&wanted, second, next_shape, bad, &e), -1);
     assert_string_equal(e.msg, "as told");
     err_clear(&e);
-    assert_int_equal(tensor_list_reshape(&same, second, next_shape, sizes, &e), -1);
+    assert_int_equal(tensor_list_reshape(&wanted, second, next_shape, sizes, &e), -1);
     assert_string_equal(e.field, "/sizes/1");
     err_clear(&e);
-    assert_int_equal(tensor_list_reshape(&same, second, next_shape, large, &e), -1);
+    assert_int_equal(tensor_list_reshape(&wanted, second, next_shape, large, &e), -1);
     assert_string_equal(e.field, "/shapes/1");
-    tensor_list_unref(same);
+    tensor_list_unref(wanted);
     tensor_list_unref(first); /* its names stay with the others */
     assert_int_equal(tensor_list_find(second, "b"), 1);
     assert_int_equal(tensor_list_find(third, "c"), TENSOR_LIST_NO_TENSOR);
