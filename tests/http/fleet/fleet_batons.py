@@ -523,6 +523,8 @@ def rollouts(f):
                                 ("/v1/rollouts", {"prompts": prompts[:1], "sampling_params": params, "stream": True}, {}),
                                 ("/v1/generate", {"token_ids": prompts[0], "sampling_params": params},
                                  {"Accept": "application/vnd.safetensors"})):
+        for s in f.servers:  # each has the prompt in its cache then
+            fetch(s.port, path, body, **headers)
         direct, said = (fetch(port, path, body, **headers) for port in (f.servers[0].port, f.front.port))
         assert said[0] == 200 and "json" not in said[1] and said == direct, (path, said, direct)
 

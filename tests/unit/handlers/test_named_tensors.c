@@ -2,8 +2,10 @@
  * stood. Over two of the fake's GPUs; nothing is opened. Allocations fail when a test says so. */
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
+#include "handlers/control_plane.h"
 #include "handlers/source/ipc_request.h"
 #include "handlers/source/source_json.h"
+#include "handlers/update_members.h"
 #include "memory/device.h"
 #include "tests/unit/failing_alloc.h"
 #include "transport/ipc/cuda_ipc.h"
@@ -112,7 +114,9 @@ static int take(struct update_chunk **out, json_t *body, bool sharded, struct er
     int rc;
 
     assert_non_null(c);
-    rc = named_tensors_from_body(c, &weights, body, sharded, e);
+    rc = source_members_check(update_members, FIELD + 1, body, e);
+    if (rc == 0)
+        rc = named_tensors_from_body(c, &weights, body, sharded, e);
     json_decref(body);
     if (rc != 0)
         update_chunk_free(c);
@@ -291,7 +295,7 @@ static void test_what_stands_beside_is_refused(void **state)
         add(body, "list", 0);
         assert_int_equal(json_object_set_new(body, members[i], json_array()), 0);
         (void)snprintf(field, sizeof field, "/%s", members[i]);
-        must_refuse(body, false, field, "is for other sources");
+        must_refuse(body, false, field, "does not go with serialized_named_tensors");
     }
     must_refuse(request(), false, FIELD, "there are 0 strings");
 }
