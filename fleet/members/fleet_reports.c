@@ -229,6 +229,8 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     fresh_report.is_stale |= report->sent_epoch != 0 && report->sent_epoch != f->weights_epoch;
     /* The marker is that of our own update, and goes when the update ends. */
     fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
+    if (f->updating || fresh_report.is_stale) /* it may be of the weights before */
+        fresh_report.digest[0] = '\0';
     if (fleet_reject_alias_locked(f, u, report->identity)) {
         fleet_change_end(f);
         return;

@@ -52,10 +52,40 @@ static void test_engine_that_was_seeded_is_synced(void **cmocka_state)
     fleet_free(f);
 }
 
+/* What an engine said before it got the version is of other weights, whenever the answer comes. */
+static void test_digest_from_before_a_version_does_not_prove_it(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    struct upstream *first = engine_at(f, 0);
+    struct upstream_report late = {
+        .process = "p", .label = "b", .digest = "d1", .serial = 5, .is_stale = true};
+
+    (void)cmocka_state;
+    report_seed(f, 0, "p", "b", 5, "d1");
+    report_seed(f, 1, "q", "b", 5, "d1");
+    (void)commit(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
+    fleet_probe_ok(f, first, &late);
+    report_seed(f, 1, "q", "b", 5, "d1");
+    assert_string_equal(state(f, 1), "unsynced");
+
+    fleet_begin_switch(f, &first, 1);
+    (void)fleet_switch_version(f, "b", 0);
+    fleet_confirm_version(f, first, true);
+    report_seed(f, 0, "p", "b", 5, "d1");
+    fleet_set_updating(f, false);
+    report_seed(f, 1, "q", "b", 5, "d1");
+    assert_string_equal(state(f, 1), "unsynced");
+    report_seed(f, 0, "p", "b", 6, "d2");
+    report_seed(f, 1, "q", "b", 6, "d2");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_that_was_seeded_is_synced),
+        cmocka_unit_test(test_digest_from_before_a_version_does_not_prove_it),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
