@@ -174,7 +174,8 @@ static int pass_read_tensor(void *arg, uint32_t i, uint64_t offset, uint64_t n, 
         rc = 1;
     mtx_lock(&p->lock);
     p->n_copying -= at != NULL;
-    cnd_broadcast(&p->changed);
+    if (p->at[i] != at) /* it was taken back: others that wait here would wake each other */
+        cnd_broadcast(&p->changed);
     r->lacks = rc == 1 && (!p->ended || p->serial != serial); /* committed just now */
     if (r->lacks && !p->ended && p->at[i] == NULL && r->n_read == 0)
         (void)cnd_wait(&p->changed, &p->lock, clock_after_us(PASS_WAIT_US));

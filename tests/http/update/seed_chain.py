@@ -2,6 +2,7 @@
 before. Usage: seed_chain.py BATON MODEL FOLDER"""
 
 import contextlib
+import http.client
 import json
 import os
 import sys
@@ -68,6 +69,31 @@ def has(server, version, state="done"):
     same(sums, {n: head["baton.checksum." + n] for n in ORDER}, "the checksums")
     if state == "done":
         same(server.status()["weights"]["digest"], version.digest, "the digest")
+
+
+def cpu_s(server):
+    with open(f"/proc/{server.process.pid}/stat", encoding="ascii") as f:
+        return sum(int(n) for n in f.read().rpartition(")")[2].split()[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
+def waits_idle():
+    """Requests for what is still to come do not wake each other."""
+    seed = Peer(ONE, stall_at=HALF)
+    with hosts(1) as (first,), contextlib.ExitStack() as stack:
+        tell(first, seed)
+        until("it has something", lambda: came(first) > 0)
+        path = "/v1/weights/file?lease_id=" + first.post("/v1/weights/leases", {"lease_s": 60})["lease_id"]
+        for _ in range(8):
+            reader = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", first.port)))
+            reader.request("GET", path, headers={"Range": "bytes=-8"})
+        time.sleep(0.2)
+        before = cpu_s(first)
+        time.sleep(0.5)
+        took = cpu_s(first) - before
+        checks[0] += 1
+        assert took < 0.2, f"they took {took} s of CPU time"
+        seed.release.set()
+        has(first, ONE)
 
 
 def passed_on():
@@ -201,7 +227,7 @@ def trainer_wins():
         seed.release.set()
 
 
-for test in (passed_on, difference_passed_on, seed_dies, middle_dies, no_seed_left, lies, trainer_wins):
+for test in (passed_on, waits_idle, difference_passed_on, seed_dies, middle_dies, no_seed_left, lies, trainer_wins):
     begun_at = time.monotonic()
     test()
     if "-v" in sys.argv:
