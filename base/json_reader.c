@@ -165,13 +165,16 @@ bool json_reader_plain(struct json_reader *r, const char **out, size_t *len)
 {
     const uint8_t *p;
     uint32_t c;
-    int n = 1;
+    int n;
 
     if (r->wrong != NULL || json_reader_peek(r) != '"')
         return false;
-    for (p = r->at + 1; p < r->end && *p != '"' && *p != '\\' && *p >= 0x20 && n > 0; p += n)
+    for (p = r->at + 1; p < r->end && *p != '"' && *p != '\\' && *p >= 0x20; p += n) {
         n = *p < 0x80 ? 1 : utf8_scan(p, (size_t)(r->end - p), &c);
-    if (n <= 0 || p == r->end || *p != '"')
+        if (n <= 0)
+            return false;
+    }
+    if (p == r->end || *p != '"')
         return false;
     *out = (const char *)r->at + 1;
     *len = (size_t)(p - r->at) - 1;

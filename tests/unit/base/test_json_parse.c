@@ -133,6 +133,21 @@ static void check_same(const char *text, size_t len, size_t flags)
     json_decref(right);
 }
 
+/* In memory of just its length: under a sanitizer no byte before or behind it may be read. */
+static void check_ends_within_a_character(void)
+{
+    static const char text[] = "\"\xe3\xa9\xf0\x9f\x98";
+
+    for (size_t len = 1; len < sizeof text; len++) {
+        char *alone = malloc(len);
+
+        assert_non_null(alone);
+        memcpy(alone, text, len);
+        check_same(alone, len, JSON_DECODE_ANY);
+        free(alone);
+    }
+}
+
 /* What it takes, and refuses, and makes, is what jansson alone would: texts with a few bytes of
  * others in them. */
 static void test_json_parse_is_as_jansson(void **state)
@@ -160,6 +175,7 @@ static void test_json_parse_is_as_jansson(void **state)
     check_same(text, 200, 0);
     check_same(text, 199, 0);
     check_same(text, 0, 0);
+    check_ends_within_a_character();
 }
 
 static void test_json_parse_without_memory(void **state)
