@@ -134,6 +134,11 @@ static int check_resync_locked(const struct fleet *f, struct upstream *u,
     if (report->not_ready[0] != '\0')
         return err_set(e, ERR_CONFLICT, "", "%.200s is not ready: %s", upstream_name(u),
                        report->not_ready);
+    if (!fleet_is_alive(u))
+        return err_set(e, ERR_CONFLICT, "",
+                       "%.200s is down, and may be another process when it is up again: resync it "
+                       "when its probes are answered",
+                       upstream_name(u));
     if (fleet_is_dirty_marker(report->label))
         return err_set(e, ERR_NEEDS_UPDATE, "",
                        "an update of %.200s never ended (weight_version '%s'): %s",
