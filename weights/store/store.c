@@ -644,8 +644,10 @@ int store_info_by(struct store *s, uint64_t deadline_us, struct store_info *out,
 void store_note_content(struct store *s, uint64_t serial, const char *content)
 {
     mtx_lock(&s->lock);
-    s->content_serial = serial;
-    (void)snprintf(s->content, sizeof s->content, "%s", content);
+    if (serial >= s->content_serial) {
+        s->content_serial = serial;
+        (void)snprintf(s->content, sizeof s->content, "%s", content);
+    }
     mtx_unlock(&s->lock);
 }
 

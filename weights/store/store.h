@@ -283,7 +283,7 @@ struct store_info {
 };
 
 /* store_note_content - the digest of a version's weights (weights/state/version_content.h) is known
- * now; the last that was noted is kept. Threads: any. */
+ * now; that of the latest version is kept. Threads: any. */
 void store_note_content(struct store *s, uint64_t serial, const char *content);
 void store_info(struct store *s, struct store_info *out); /* any thread */
 

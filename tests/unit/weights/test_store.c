@@ -198,6 +198,23 @@ static void test_store_commit_publishes_labels_and_serials(void **state)
     store_done(s);
 }
 
+/* An older version's, which is known late, takes nothing away. */
+static void test_store_keeps_the_digest_of_the_latest_version(void **state)
+{
+    struct store *s = store_of(2, UINT64_MAX);
+
+    (void)state;
+    commit_step(s, 1, "");
+    store_note_content(s, 1, "first");
+    assert_string_equal(info_of(s).content, "first");
+    commit_step(s, 2, "");
+    assert_string_equal(info_of(s).content, "");
+    store_note_content(s, 2, "second");
+    store_note_content(s, 1, "first");
+    assert_string_equal(info_of(s).content, "second");
+    store_done(s);
+}
+
 static void test_store_unpin_of_the_last_reader_frees_an_old_version(void **state)
 {
     struct store *s = store_of(3, UINT64_MAX);
@@ -526,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_store_new_is_unsynced),
         cmocka_unit_test(test_store_let_go_frees_nothing),
         cmocka_unit_test(test_store_commit_publishes_labels_and_serials),
+        cmocka_unit_test(test_store_keeps_the_digest_of_the_latest_version),
         cmocka_unit_test(test_store_unpin_of_the_last_reader_frees_an_old_version),
         cmocka_unit_test(test_store_stage_bounds_live_versions),
         cmocka_unit_test(test_store_commit_refuses_what_is_incomplete),
