@@ -6,16 +6,14 @@
 #include <string.h>
 
 /* Options of a server without upstreams, besides those of its engine. */
-static const char *const own[] = {"engine", "device"};
+static const char *const own[] = {"engine",        "device",       "seed",      "seed-cidr",
+                                  "seed-key-file", "seed-ca-file", "seed-rate", "seed-connections"};
 /* Options of a server that receives updates itself. */
 static const char *const received[] = {
-    "weights",       "weight-version",  "allow-path",    "cuda-library",
-    "nccl-library",  "nccl-allow-cidr", "max-versions",  "max-weight-bytes",
-    "pin-timeout",   "non-finite",      "state-dir",     "snapshot",
-    "serve-base",    "placement",       "fetch-prefix",  "fetch-cidr",
-    "fetch-ca-file", "nixl-library",    "nixl-devices",  "nixl-tls",
-    "seed",          "seed-cidr",       "seed-key-file", "seed-ca-file",
-    "seed-rate",     "seed-connections"};
+    "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
+    "nccl-allow-cidr", "max-versions",   "max-weight-bytes", "pin-timeout",  "non-finite",
+    "state-dir",       "snapshot",       "serve-base",       "placement",    "fetch-prefix",
+    "fetch-cidr",      "fetch-ca-file",  "nixl-library",     "nixl-devices", "nixl-tls"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* Options that need --nixl-library. */
@@ -117,7 +115,8 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
     if (o != NULL)
         return option_refuse(l, o,
                              "it has no effect with --upstream: this server then has no engine of "
-                             "its own; remove it, or remove --upstream",
+                             "its own, and reads no version of a peer; remove it, or remove "
+                             "--upstream",
                              e);
     o = option_given(l, received, sizeof received / sizeof received[0]);
     if (o != NULL && !config_has_stage(&l->config))

@@ -424,6 +424,7 @@ def starts_with():
             ((*one, "--model", "/nowhere"), "--model: there is no directory '/nowhere'"),
             ((*one, "--model", MODEL, "--manifest", "x"), "--manifest: with --upstream --model names the tensors"),
             ((*one, "--engine", "embedded"), "--engine: it has no effect with --upstream"), ((*one, "--device", "cpu"), "--device: it has no effect with --upstream"),
+            ((*one, "--stage", "host", "--model", MODEL, "--seed", "http://a:1"), "--seed: it has no effect with --upstream"),
             ((*one, "--weights", "none"), "--weights: it has no effect with --upstream"), ((*one, "--manifest", "x"), "--manifest: 'x' cannot be opened"),
             ((*one, "--max-lora-bytes", "1GiB"), "--max-lora-bytes: it has no effect with --upstream and without --adapter-dir"),
             ((*one, "--adapter-dir", "/dev/null"), "--adapter-dir: /dev/null: this directory cannot be written into"),
