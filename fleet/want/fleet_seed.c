@@ -62,7 +62,7 @@ static bool look(struct fleet_control *fc, const struct upstream_list *all, stru
         mtx_lock(&fc->lock);
         out[i] = (struct seeded){.it = it,
                                  .serves = info.out == 0 && info.report.serial != 0,
-                                 .passes = info.alive && info.report.passes_seeds,
+                                 .passes = info.alive && !info.removed && info.report.passes_seeds,
                                  .differs = fleet_seed_differs_locked(fc, it, &info),
                                  .from = read_from_locked(all, it, &info),
                                  .n_failures = info.report.seed_failures,
