@@ -300,7 +300,7 @@ static int tensor_list_from_list(struct tensor_list **out, struct list_cache *li
     if (cached && list_of_names(&c) != NULL) { /* as the deltas of one step after another */
         if (tensor_list_reshape(out, list_of_names(&c), next_shape, &c, e) == 0)
             return 0;
-        err_clear(e); /* said again, with its place in the request */
+        err_clear(e); /* it is found again below, with its place in the request */
         if (read_columns(&c, object, text, at, e) != 0)
             return -1;
     }

@@ -91,7 +91,7 @@ typedef int tensor_list_shape_fn(void *arg, uint32_t i, uint64_t *shape, uint32_
                                  uint64_t *numel, struct err *e);
 
 /* tensor_list_reshape - a list (one reference) with the names and dtypes of another, and shapes of
- * its own: no name is read again.
+ * its own: no name is checked again.
  * @of  whose names stay as long as either list
  * Errors: those of @next, which is called for each tensor in order; at /shapes/<i> and /sizes/<i>
  *         those of tensor_list_builder_add; ERR_NO_MEMORY. */

@@ -197,8 +197,8 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
     have_version(&u->have, f->serial);
 }
 
-/* It says that its bytes have this digest, which each of them was compared for, and one that serves
- * the fleet's version has the same: whoever it read them from. */
+/* It reports the digest of its weights, each byte of which it has compared, and an engine that
+ * serves the fleet's version reports the same one. Where it has read them from does not matter. */
 static void check_seed_locked(const struct fleet *f, struct upstream *u,
                               const struct upstream_report *report)
 {

@@ -57,8 +57,7 @@ static json_t *upstream_json(const struct upstream *upstream, const struct upstr
 
     return json_pack(
         "{s:s, s:s, s:s, s:o, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, "
-        "s:o, "
-        "s:o, s:o}",
+        "s:o, s:o, s:o}",
         "upstream", upstream_name(upstream), "dialect", upstream_kind_name(upstream_kind(upstream)),
         "origin", upstream_config_origin(upstream_config(upstream)), "name",
         name != NULL ? json_sprintf("dns+%s", name) : json_null(), "state",

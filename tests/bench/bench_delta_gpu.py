@@ -4,8 +4,8 @@ the whole model: by CUDA IPC from memory of the same GPU, and by NCCL, in one ru
 Usage: bench_delta_gpu.py --baton BATON [--layers N] [--nccl-layers N] [--out FILE.json]
 The clock runs from before the first request to the reply that says committed, HTTP and JSON
 included; the requests are written beforehand. Deltas have the names of the one before and sizes of
-their own, as steps of a training have; the first by IPC, whose names are new, is told apart. The
-floor of a delta by IPC is told with it: copies of all bytes by the driver, and a scatter of the
+their own, as steps of a training have; the first by IPC, whose names are new, is printed by itself. The
+floor of a delta by IPC is printed too: copies of all bytes by the driver, and a scatter of the
 changed elements by torch. By NCCL both sides are on one GPU: the trainer claims to be on another
 host, and NCCL sends by sockets. What is served after the last delta is compared with what torch
 makes of the base. Ends with 0, or 1 if bytes were wrong, or 77 without a GPU."""

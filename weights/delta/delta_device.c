@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A GPU needs longer for it than the host to queue it. With 512 MiB 61 GB take 3 ms more. */
+/* A GPU needs longer for it than the host to queue it. */
 static const uint64_t bucket_nbytes = UINT64_C(2) << 30;
 
 /* A bucket that was posted and not received. */

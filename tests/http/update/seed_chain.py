@@ -42,7 +42,7 @@ def host(*options, stall_ms=30000):
 
 
 def tell(server, *peers):
-    same(server.ask("POST", "/v1/weights/seed", {"peers": [p.url for p in peers]})[0], 202, "it is told")
+    same(server.ask("POST", "/v1/weights/seed", {"peers": [p.url for p in peers]})[0], 202, "it takes the list of peers")
 
 
 @contextlib.contextmanager
